@@ -1,0 +1,44 @@
+#include "runtime/core/log.h"
+
+// The only translation unit that sees spdlog: its headers are slow to compile.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace lockstep {
+
+namespace {
+
+spdlog::logger& Logger() {
+  static auto* logger = [] {
+    auto* made = new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("lockstep %l: %v");
+    made->set_level(spdlog::level::warn);
+    made->flush_on(spdlog::level::trace);
+    return made;
+  }();
+  return *logger;
+}
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+}  // namespace
+
+void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
+void SilenceLog() { Logger().set_level(spdlog::level::off); }
+void Log(LogLevel level, const std::string& message) {
+  Logger().log(ToSpdlog(level), "{}", message);
+}
+
+}  // namespace lockstep
