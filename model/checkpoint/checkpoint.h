@@ -1,0 +1,67 @@
+// Weights on disk, whatever the format: named matrices of which a rank reads a rectangle.
+//
+// Names are Hugging Face's for llama-like models ("model.layers.3.self_attn.q_proj.weight",
+// "lm_head.weight"); readers of other formats translate, and undo layout differences (GGUF's
+// permuted Q and K rows), so callers see one convention. A 1-D tensor of n elements is a matrix of
+// 1 row and n columns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/model_config.h"
+#include "runtime/core/buffer.h"
+#include "runtime/core/range.h"
+
+namespace lockstep {
+
+struct TensorInfo {
+  std::vector<int64_t> shape;
+  std::string stored_type;  // as the format names it: "BF16", "Q4_1"
+  int64_t stored_bytes = 0;
+
+  int64_t rows() const { return shape.size() == 1 ? 1 : shape[0]; }
+  int64_t cols() const { return shape.back(); }
+};
+
+// Immutable after opening; Read may be called from several threads at once.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+
+  // Path and format, for messages.
+  virtual std::string description() const = 0;
+  // nullptr when there is no such tensor.
+  virtual const TensorInfo* Find(const std::string& name) const = 0;
+  virtual std::vector<std::string> Names() const = 0;
+  // Reads [rows, cols] of `name` into dst (dst.rows == rows.size(), dst.cols == cols.size()),
+  // converted to dst.dtype nearest-even, reading from disk only what the rectangle needs.
+  // FailedPrecondition, naming tensor and file, when the file cannot be read or a finite value does
+  // not fit float16.
+  virtual absl::Status Read(const std::string& name, Range rows, Range cols,
+                            const MatrixView& dst) const = 0;
+};
+
+enum class LoadFormat { kAuto, kDummy };
+
+// MODEL of the command line, opened: headers read and checked, no weight loaded.
+struct ModelSource {
+  std::string path;
+  ModelConfig config;
+  GenerationConfig generation;  // empty where the checkpoint has none
+  std::unique_ptr<Checkpoint> checkpoint;
+};
+
+// A Hugging Face folder (config.json, model.safetensors or its sharded index) or a .gguf file.
+// kDummy needs config.json alone and makes weights from a fixed counter-based generator: the same
+// numbers at every TP size. Every header is checked against its file's size, and every tensor the
+// model needs against the shape the config implies, before this returns: InvalidArgument or
+// NotFound say file, tensor, expected and found.
+absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format);
+
+// config.json (or GGUF metadata) alone: what `lockstep plan` needs.
+absl::StatusOr<ModelConfig> OpenModelConfig(const std::string& path);
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// The decoder-only transformer of one rank: its shard of the weights and the forward pass.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "attention/attention_backend.h"
+#include "cache/kv_pool.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/forward_batch.h"
+#include "model/model_config.h"
+#include "parallel/communicator.h"
+#include "runtime/core/thread_pool.h"
+
+namespace lockstep {
+
+struct DecoderOptions {
+  DType dtype = DType::kF32;  // weights and products; activations between layers are float32 on CPU
+  int64_t max_num_batched_tokens = 0;  // largest T of a step: sizes the scratch memory
+  int64_t max_model_len = 0;           // largest position + 1
+};
+
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+
+  // Reads this rank's shard (partition[communicator.rank()]) and allocates all scratch memory. Not
+  // a collective: the caller ends the phase with Agree. The references must outlive the decoder.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Load(const ModelSource& source,
+                                                       const std::vector<RankPartition>& partition,
+                                                       const DecoderOptions& options,
+                                                       const AttentionBackend& attention,
+                                                       Communicator& communicator,
+                                                       ThreadPool& threads);
+
+  // COLLECTIVE. One step over the packed batch: writes K and V of the new tokens into the pool and
+  // this rank's columns of the logits of batch.logits_rows into `logits`, float32 [R, V_local].
+  virtual absl::Status Forward(const ForwardBatch& batch, const KvPool& pool,
+                               const MatrixView& logits) = 0;
+
+  // Attention geometry of a layer on this rank, and the pool's shape for block_size P.
+  virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
+  virtual int64_t weight_bytes() const = 0;
+};
+
+}  // namespace lockstep

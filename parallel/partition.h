@@ -1,0 +1,42 @@
+// Which heads, rows and columns each rank holds. One pure function of (dimensions, N); everything
+// else asks it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/core/range.h"
+#include "runtime/core/status.h"
+
+namespace lockstep {
+
+// What the partition needs to know of a model.
+struct PartitionDims {
+  int64_t num_query_heads = 0;    // Hq
+  int64_t num_kv_heads = 0;       // Hkv, divides Hq
+  int64_t intermediate_size = 0;  // F
+  int64_t vocab_size = 0;         // V
+};
+
+// One rank's part. Ranges are in the model's own numbering.
+struct RankPartition {
+  Range query_heads;  // never empty
+  Range kv_heads;     // exactly the heads that query_heads read; ranks may share one (replication,
+                      // border heads)
+  // For each local KV head, the local query heads that read it (relative to query_heads.begin):
+  // ragged, in order, covering [0, query_heads.size()) exactly.
+  std::vector<Range> kv_groups;
+  Range intermediate;  // rows of gate and up, columns of down
+  Range vocab;         // rows of the embedding and of the head
+
+  bool operator==(const RankPartition&) const = default;
+};
+
+// Query heads are split into contiguous ranges: the largest range is ceil(Hq/N); among such splits
+// one whose largest number of KV heads on a rank is smallest; among those, earlier ranks get the
+// longer ranges. F and V are split on the largest multiple (a power of two up to 64, down to 1)
+// that leaves no rank empty. InvalidArgument, with both numbers, when tp_size > Hq (or > F, > V) or
+// tp_size < 1; also when Hkv does not divide Hq.
+absl::StatusOr<std::vector<RankPartition>> PartitionModel(const PartitionDims& dims, int tp_size);
+
+}  // namespace lockstep
