@@ -1,0 +1,73 @@
+// The decoder section of a tokenizer.json: the steps that turn a sequence of token spellings into
+// text.
+//
+// Every step works on a stream of fragments, so that one implementation serves both a whole decode
+// and streaming, and a step keeps only what it cannot decide yet (an unfinished character, a run of
+// byte tokens, a possible trailing space).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/tokenizer/regex.h"
+#include "runtime/core/json.h"
+#include "runtime/core/status.h"
+
+namespace lockstep {
+
+// What one running decode holds; made by Decoder::NewState. Copyable.
+struct DecoderState {
+  struct Step {
+    std::string held;  // bytes not yet passed on
+    int64_t count =
+        0;  // Strip: characters cut at the token's start; Metaspace, JoinWithSpace: tokens seen
+    bool in_token = false;     // Strip: past the start of the token
+    int64_t held_content = 0;  // Strip: trailing strip characters held back
+  };
+  std::vector<Step> steps;
+};
+
+// Immutable; thread-safe.
+class Decoder {
+ public:
+  // `decoder_json` may be null: then the tokens are joined with spaces, as the reference does.
+  static absl::StatusOr<Decoder> Create(const Json& decoder_json, const std::string& where);
+
+  DecoderState NewState() const;
+  // Feeds one whole token; appends to `out` the text that is final.
+  void Push(std::string_view token, DecoderState* state, std::string* out) const;
+  // Ends the sequence: appends what was held and resets the state.
+  void Finish(DecoderState* state, std::string* out) const;
+
+ private:
+  enum class Kind {
+    kByteLevel,
+    kByteFallback,
+    kFuse,
+    kStrip,
+    kReplace,
+    kMetaspace,
+    kJoinWithSpace
+  };
+  struct Step {
+    Kind kind;
+    std::string pattern;  // Replace: text to find; Strip: the character; Metaspace: the replacement
+    std::shared_ptr<const Regex> regex;  // Replace with a Regex pattern
+    std::string content;                 // Replace: text to put
+    int64_t start = 0, stop = 0;         // Strip: at most so many characters at each end
+    bool drop_first = false;             // Metaspace: the first token's replacements vanish
+  };
+
+  absl::Status Append(const Json& json, const std::string& where);
+  absl::Status AppendReplace(const Json& json, const std::string& where);
+  void Feed(size_t index, std::string_view text, bool token_end, DecoderState* state,
+            std::string* out) const;
+  void FinishStep(size_t index, DecoderState* state, std::string* out) const;
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace lockstep
