@@ -31,6 +31,9 @@ struct RopeConfig {
       attention_factor;  // yarn: factor on cos and sin; derived from the next two where absent
   std::optional<double> mscale;
   std::optional<double> mscale_all_dim;
+  // GGUF's rope_freqs.weight: inv_freq[i] is divided by freq_factors[i]. Empty: no such factors.
+  // One for each rotated pair; llama3's scaling arrives like this, with type kPlain.
+  std::vector<float> freq_factors;
 };
 
 struct ModelConfig {
