@@ -34,9 +34,11 @@ struct RankPartition {
 
 // Query heads are split into contiguous ranges: the largest range is ceil(Hq/N); among such splits
 // one whose largest number of KV heads on a rank is smallest; among those, earlier ranks get the
-// longer ranges. F and V are split on the largest multiple (a power of two up to 64, down to 1)
-// that leaves no rank empty. InvalidArgument, with both numbers, when tp_size > Hq (or > F, > V) or
-// tp_size < 1; also when Hkv does not divide Hq.
+// longer ranges (rank 0 as long as can be, then rank 1, ...). F and V are split equally where N
+// divides them, otherwise on the largest multiple (a power of two up to 64, down to 1) that leaves
+// no rank empty: near-equal numbers of whole multiples, earlier ranks longer, the end cut off.
+// InvalidArgument, with both numbers, when tp_size > Hq (or > F, > V) or tp_size < 1; also when
+// Hkv does not divide Hq.
 absl::StatusOr<std::vector<RankPartition>> PartitionModel(const PartitionDims& dims, int tp_size);
 
 }  // namespace lockstep
