@@ -7,9 +7,18 @@
 
 namespace lockstep {
 
-// COLLECTIVE over all processes of the job. Initialises MPI (MPI_THREAD_SERIALIZED); the destructor
-// of the last owner finalises it. Call once a process. A program started without mpirun is a job of
-// one rank. Small sums between ranks of one host go through shared memory, others through MPI.
+// COLLECTIVE over all processes of the job. Call once a process.
+//
+// Under mpirun or srun --mpi=pmix it initialises MPI (MPI_THREAD_SERIALIZED), and the destructor
+// finalises it, unless a collective failed: then the process must end, and the launcher ends the
+// job. A program started without a launcher is a job of one rank and does not touch MPI.
+//
+// Ranks of one host talk through shared memory, ranks of several hosts through MPI; the results are
+// the same bits. LOCKSTEP_COLLECTIVES=mpi in the environment makes all use MPI (for tests), auto is
+// the default.
+//
+// Errors, the same on all ranks: InvalidArgument for another value of that variable,
+// FailedPrecondition when srun started several tasks without PMI, Internal when MPI fails.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
 
 // Ends the whole job at once, from any thread: for errors after work started, where other ranks may

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <new>
 
+#include "parallel/rank_order_sum.h"
+
 namespace lockstep {
 namespace {
 
@@ -59,23 +61,6 @@ bool IsDead(pid_t pid) {
 
 // Slots of 256 KB keep a round in L2; many ranks get smaller ones so that the block stays small.
 int64_t SlotDataBytes(int size) { return size <= 16 ? 256 << 10 : 64 << 10; }
-
-// out[i] = ((part 0 + part 1) + part 2) + ..., tile by tile to stay in L1. `out` may be a part.
-void SumInRankOrder(std::span<const float* const> parts, float* out, int64_t count) {
-  constexpr int64_t kTile = 1024;
-  float sum[kTile];
-  for (int64_t begin = 0; begin < count; begin += kTile) {
-    const int64_t n = std::min(kTile, count - begin);
-    const float* first = parts[0] + begin;
-    const float* second = parts[1] + begin;
-    for (int64_t i = 0; i < n; ++i) sum[i] = first[i] + second[i];
-    for (size_t r = 2; r < parts.size(); ++r) {
-      const float* part = parts[r] + begin;
-      for (int64_t i = 0; i < n; ++i) sum[i] += part[i];
-    }
-    std::memcpy(out + begin, sum, n * sizeof(float));
-  }
-}
 
 }  // namespace
 

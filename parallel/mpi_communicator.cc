@@ -1,0 +1,204 @@
+#include "parallel/mpi_communicator.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "parallel/local_communicator.h"
+#include "parallel/mpi_collectives.h"
+#include "parallel/mpi_status.h"
+#include "parallel/shared_collectives.h"
+#include "parallel/shared_mapping.h"
+#include "runtime/core/log.h"
+
+namespace lockstep {
+namespace {
+
+class MpiCommunicator : public Communicator {
+ public:
+  // After MPI_Init.
+  static absl::StatusOr<std::unique_ptr<Communicator>> Create();
+  ~MpiCommunicator() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string host() const override { return host_; }
+  int ranks_on_host() const override { return ranks_on_host_; }
+
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    return Done(shared_ ? shared_->AllReduceSum(data, count) : mpi_.AllReduceSum(data, count));
+  }
+  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
+    return AllGatherV(send, std::vector<int64_t>(size_, bytes), recv);
+  }
+  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes_per_rank,
+                          void* recv) override {
+    return Done(shared_ ? shared_->AllGatherV(send, bytes_per_rank, recv)
+                        : mpi_.AllGatherV(send, bytes_per_rank, recv));
+  }
+  absl::Status GatherV(const void* send, std::span<const int64_t> bytes_per_rank, void* recv,
+                       int root) override {
+    return Done(shared_ ? shared_->GatherV(send, bytes_per_rank, recv, root)
+                        : mpi_.GatherV(send, bytes_per_rank, recv, root));
+  }
+  absl::Status Broadcast(void* data, int64_t bytes, int root) override {
+    return Done(shared_ ? shared_->Broadcast(data, bytes, root)
+                        : mpi_.Broadcast(data, bytes, root));
+  }
+  absl::Status Barrier() override { return Done(shared_ ? shared_->Barrier() : mpi_.Barrier()); }
+
+ private:
+  MpiCommunicator(int rank, int size, int ranks_on_host, const std::string& host)
+      : rank_(rank),
+        size_(size),
+        ranks_on_host_(ranks_on_host),
+        host_(host),
+        mpi_(MPI_COMM_WORLD, rank, size) {}
+
+  absl::Status Done(absl::Status status) {
+    if (!status.ok()) broken_ = true;
+    return status;
+  }
+  absl::Status ShareMemory();
+  absl::Status MapBlock();
+
+  const int rank_;
+  const int size_;
+  const int ranks_on_host_;
+  const std::string host_;
+  bool broken_ = false;
+  MpiCollectives mpi_;
+  SharedMapping block_;
+  std::optional<SharedCollectives> shared_;  // in block_; absent: through MPI
+};
+
+absl::StatusOr<int> CountRanksOnHost() {
+  MPI_Comm host_comm;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(
+      MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_comm));
+  int count = 0;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(host_comm, &count));
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_free(&host_comm));
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+  int rank = 0, size = 0, name_length = 0;
+  char name[MPI_MAX_PROCESSOR_NAME] = {};
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Get_processor_name(name, &name_length));
+  LOCKSTEP_ASSIGN_OR_RETURN(const int ranks_on_host, CountRanksOnHost());
+  std::unique_ptr<MpiCommunicator> communicator(
+      new MpiCommunicator(rank, size, ranks_on_host, std::string(name, name_length)));
+  LOCKSTEP_RETURN_IF_ERROR(communicator->ShareMemory());
+  return communicator;
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  shared_.reset();  // ranks that still wait for this one are told
+  // Finalising waits for all ranks. After a failed collective some may never come; a rank that ends
+  // without it makes the launcher end the job.
+  if (!broken_) MPI_Finalize();
+}
+
+// COLLECTIVE. Uses shared memory when all ranks can; otherwise all go through MPI.
+absl::Status MpiCommunicator::ShareMemory() {
+  const char* env = std::getenv("LOCKSTEP_COLLECTIVES");
+  const std::string choice = env == nullptr ? "auto" : env;
+  absl::Status status;
+  if (choice != "auto" && choice != "mpi") {
+    status = absl::InvalidArgumentError(
+        absl::StrFormat("LOCKSTEP_COLLECTIVES=%s is unknown: use auto or mpi", choice));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(Agree(*this, status));
+  // A rank may have another environment, and ranks of one host see only their own.
+  const int64_t mine = choice == "auto" && ranks_on_host_ == size_;
+  std::vector<int64_t> wanted(size_);
+  LOCKSTEP_RETURN_IF_ERROR(AllGather(&mine, sizeof(mine), wanted.data()));
+  if (size_ == 1 || std::count(wanted.begin(), wanted.end(), 1) != size_) return absl::OkStatus();
+
+  const absl::Status mapped = Agree(*this, MapBlock());
+  if (broken_) return mapped;
+  if (!mapped.ok()) {
+    block_ = SharedMapping();
+    if (rank_ == 0) {
+      LogWarning(absl::StrFormat(
+          "ranks of this host cannot share memory, sums go through MPI and are slower: %s",
+          std::string(mapped.message())));
+    }
+    return absl::OkStatus();
+  }
+  shared_.emplace(block_.data(), rank_, size_);
+  return absl::OkStatus();
+}
+
+// COLLECTIVE; fails on some ranks only.
+absl::Status MpiCommunicator::MapBlock() {
+  SharedMappingHandle handle;
+  absl::Status status;
+  if (rank_ == 0) {
+    absl::StatusOr<SharedMapping> created =
+        SharedMapping::Create(SharedCollectives::BlockBytes(size_));
+    status = created.status();
+    if (created.ok()) {
+      block_ = std::move(*created);
+      handle = block_.handle();
+      SharedCollectives::InitBlock(block_.data(), size_);
+    }
+  }
+  LOCKSTEP_RETURN_IF_ERROR(Broadcast(&handle, sizeof(handle), 0));
+  if (rank_ == 0) return status;
+  if (handle.fd < 0) return absl::OkStatus();  // rank 0 tells why
+  LOCKSTEP_ASSIGN_OR_RETURN(block_, SharedMapping::Attach(handle));
+  return absl::OkStatus();
+}
+
+bool StartedByLauncher() {
+  // Set by mpirun, by srun --mpi=pmix, by PMI-1/2 launchers.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (std::getenv(name) != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
+  if (!StartedByLauncher()) {
+    // Without a launcher MPI_Init starts a daemon first (0.35 s) and kills the process where there
+    // is no network interface: one rank does without MPI.
+    const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+    if (tasks != nullptr && std::atoi(tasks) > 1) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("srun started %s tasks without telling them of each other: use srun "
+                          "--mpi=pmix, or mpirun",
+                          tasks));
+    }
+    return std::move(CreateLocalCommunicators(1)[0]);
+  }
+  int initialized = 0;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Initialized(&initialized));
+  if (initialized != 0) return absl::FailedPreconditionError("MPI is already initialised");
+  int provided = 0;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
+  if (provided < MPI_THREAD_SERIALIZED) {
+    return absl::FailedPreconditionError("this MPI library does not offer MPI_THREAD_SERIALIZED");
+  }
+  return MpiCommunicator::Create();
+}
+
+void AbortJob(int exit_status) {
+  LOCKSTEP_CHECK(exit_status >= 1 && exit_status <= 255);
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, exit_status);
+  std::_Exit(exit_status);
+}
+
+}  // namespace lockstep

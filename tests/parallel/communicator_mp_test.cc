@@ -1,0 +1,88 @@
+// Runs under mpirun: every rank runs the same tests, rank 0 prints, and the exit status is not 0 on
+// any rank where a test failed on one.
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "parallel/mpi_communicator.h"
+#include "tests/parallel/collectives_checks.h"
+
+namespace lockstep {
+namespace {
+
+Communicator* job = nullptr;
+
+// Others may be inside a collective that the failed rank will never enter: the job ends.
+void RunOrAbort(absl::Status (*check)(Communicator&)) {
+  const absl::Status status = check(*job);
+  if (status.ok()) return;
+  std::fprintf(stderr, "rank %d: %s\n", job->rank(), status.ToString().c_str());
+  AbortJob(1);
+}
+
+TEST(MpiCommunicatorTest, AllReduceSum) { RunOrAbort(CheckAllReduceSum); }
+TEST(MpiCommunicatorTest, Gathers) { RunOrAbort(CheckGathers); }
+TEST(MpiCommunicatorTest, Broadcast) { RunOrAbort(CheckBroadcast); }
+TEST(MpiCommunicatorTest, Mixture) { RunOrAbort(CheckMixture); }
+TEST(MpiCommunicatorTest, Agree) { RunOrAbort(CheckAgree); }
+
+TEST(MpiCommunicatorTest, LauncherAndCommunicatorCountAlike) {
+  if (const char* size = std::getenv("OMPI_COMM_WORLD_SIZE")) {
+    EXPECT_EQ(job->size(), atoi(size));
+  }
+  if (const char* size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) {
+    EXPECT_EQ(job->ranks_on_host(), atoi(size));
+  }
+  EXPECT_FALSE(job->host().empty());
+}
+
+TEST(MpiCommunicatorTest, IdleRanksBurnNoCore) {
+  const auto cpu_ms = [] {
+    timespec cpu = {};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    return cpu.tv_sec * 1000.0 + cpu.tv_nsec / 1e6;
+  };
+  ASSERT_TRUE(job->Barrier().ok());
+  const double before = cpu_ms();
+  if (job->rank() == 0) usleep(2000000);
+  char byte = 0;
+  ASSERT_TRUE(job->Broadcast(&byte, 1, 0).ok());
+  const double used = cpu_ms() - before;
+  EXPECT_LT(used, 300) << "ms of CPU in 2 s";
+  std::vector<double> all(job->size());
+  ASSERT_TRUE(job->AllGather(&used, sizeof(used), all.data()).ok());
+  RecordProperty("idle_cpu_ms", absl::StrCat(*std::max_element(all.begin(), all.end())));
+  if (job->rank() == 0) {
+    std::printf("CPU of an idle rank: %.2f %%\n", *std::max_element(all.begin(), all.end()) / 20);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  auto communicator = lockstep::CreateMpiCommunicator();
+  if (!communicator.ok()) {
+    std::fprintf(stderr, "%s\n", communicator.status().ToString().c_str());
+    return 1;
+  }
+  lockstep::job = communicator->get();
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (lockstep::job->rank() != 0) delete listeners.Release(listeners.default_result_printer());
+  const int64_t failed = RUN_ALL_TESTS();
+  std::vector<int64_t> all(lockstep::job->size());
+  const absl::Status gathered = lockstep::job->AllGather(&failed, sizeof(failed), all.data());
+  if (!gathered.ok()) return 1;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == 0) continue;
+    if (lockstep::job->rank() == 0) std::fprintf(stderr, "a test failed on rank %zu\n", rank);
+    return 1;
+  }
+  return 0;
+}
