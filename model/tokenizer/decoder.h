@@ -7,12 +7,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "model/tokenizer/regex.h"
 #include "runtime/core/json.h"
 #include "runtime/core/status.h"
 
@@ -54,17 +52,25 @@ class Decoder {
   };
   struct Step {
     Kind kind;
-    std::string pattern;  // Replace: text to find; Strip: the character; Metaspace: the replacement
-    std::shared_ptr<const Regex> regex;  // Replace with a Regex pattern
-    std::string content;                 // Replace: text to put
-    int64_t start = 0, stop = 0;         // Strip: at most so many characters at each end
-    bool drop_first = false;             // Metaspace: the first token's replacements vanish
+    std::string
+        pattern{};  // Replace: text to find; Strip: the character; Metaspace: the replacement
+    std::string content{};        // Replace: text to put
+    int64_t start = 0, stop = 0;  // Strip: at most so many characters at each end
+    bool drop_first = false;      // Metaspace: the first token's replacements vanish
   };
 
   absl::Status Append(const Json& json, const std::string& where);
   absl::Status AppendReplace(const Json& json, const std::string& where);
   void Feed(size_t index, std::string_view text, bool token_end, DecoderState* state,
             std::string* out) const;
+  void FeedBytes(size_t index, bool final, DecoderState* state, std::string* out) const;
+  void FeedReplace(size_t index, std::string_view text, bool token_end, DecoderState* state,
+                   std::string* out) const;
+  void FeedStrip(size_t index, std::string_view text, bool token_end, DecoderState* state,
+                 std::string* out) const;
+  void FeedMetaspace(size_t index, std::string_view text, bool token_end, DecoderState* state,
+                     std::string* out) const;
+  void FlushByteRun(size_t index, DecoderState* state, std::string* out) const;
   void FinishStep(size_t index, DecoderState* state, std::string* out) const;
 
   std::vector<Step> steps_;

@@ -26,7 +26,8 @@ struct GgufVocab {
   std::optional<int32_t> eos_token_id;
   std::optional<int32_t> unk_token_id;
   std::optional<int32_t> pad_token_id;
-  std::optional<bool> add_bos_token;     // absent: true for "llama", false for "gpt2"
+  std::optional<bool> add_bos_token;     // absent: true for "llama" and for the pre-tokenizers of
+                                         // Llama-3 and Tekken, else false
   std::optional<bool> add_eos_token;     // absent: false
   std::optional<bool> add_space_prefix;  // "llama" only; absent: true
 };

@@ -20,6 +20,7 @@
 
 namespace lockstep {
 
+class Decoder;
 struct TokenizerParts;  // tokenizer_parts.h: what a tokenizer is made of
 
 // Immutable once made; every const method may be called from several threads at once.
@@ -58,11 +59,14 @@ class Tokenizer {
   std::optional<int32_t> TokenToId(std::string_view token) const;
   // Empty for an id that no token has. The view lives as long as the tokenizer.
   std::string_view IdToToken(int32_t id) const;
+  bool HasToken(int32_t id) const;
   // True for added tokens marked special; false for any other number.
   bool IsSpecial(int32_t id) const;
 
  private:
   friend class StreamDecoder;
+  const Decoder& decoder() const;
+
   struct State;
   explicit Tokenizer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
