@@ -21,6 +21,7 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   std::string stored_type;  // as the format names it: "BF16", "Q4_1"
   int64_t stored_bytes = 0;
+  bool readable = true;  // Read can convert stored_type
 
   int64_t rows() const { return shape.size() == 1 ? 1 : shape[0]; }
   int64_t cols() const { return shape.back(); }

@@ -1,0 +1,93 @@
+#include "model/checkpoint/checkpoint.h"
+
+#include <filesystem>
+
+#include "model/checkpoint/dummy.h"
+#include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/tensor_names.h"
+#include "model/checkpoint/validate.h"
+#include "runtime/core/file.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr char kWhatModelMayBe[] =
+    "MODEL is a folder in Hugging Face's layout (config.json, model.safetensors, tokenizer.json) "
+    "or "
+    "a .gguf file; names of models on a hub are not downloaded";
+
+absl::StatusOr<Json> ReadJson(const std::string& path) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  return ParseJson(text, path);
+}
+
+absl::StatusOr<Json> ReadConfigJson(const std::string& folder) {
+  std::error_code error;
+  const auto status = std::filesystem::status(folder, error);
+  if (!std::filesystem::exists(status)) {
+    return absl::NotFoundError(
+        absl::StrFormat("%s: no such file or folder; %s", folder, kWhatModelMayBe));
+  }
+  if (!std::filesystem::is_directory(status)) {
+    return absl::NotFoundError(
+        absl::StrFormat("%s: is a file, but no GGUF file; %s", folder, kWhatModelMayBe));
+  }
+  const std::string path = folder + "/config.json";
+  if (!std::filesystem::exists(path, error)) {
+    return absl::NotFoundError(
+        absl::StrFormat("%s: the folder has no config.json; %s", folder, kWhatModelMayBe));
+  }
+  return ReadJson(path);
+}
+
+// Fills `source.generation` where the folder has the file.
+absl::Status ReadGeneration(const Json& config, ModelSource& source) {
+  const std::string path = source.path + "/generation_config.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  LOCKSTEP_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
+  LOCKSTEP_ASSIGN_OR_RETURN(source.generation, ParseGenerationConfig(json, path));
+  // An id that the config class assumed gives way to ids that a file states.
+  if (!config.contains("eos_token_id") && !source.generation.eos_token_ids.empty()) {
+    source.config.eos_token_ids.clear();
+  }
+  return absl::OkStatus();
+}
+
+// What --dtype auto means where config.json names no dtype: the type the weights are stored in.
+void DTypeFromWeights(const Json& config, ModelSource& source) {
+  if (config.contains("dtype") || config.contains("torch_dtype")) return;
+  const std::string& stored = source.checkpoint->Find(kEmbedTokens)->stored_type;
+  if (stored == "F32") source.config.dtype = DType::kF32;
+  if (stored == "F16") source.config.dtype = DType::kF16;
+}
+
+absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat format) {
+  ModelSource source;
+  source.path = path;
+  LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
+  LOCKSTEP_ASSIGN_OR_RETURN(source.config, ParseModelConfig(config, path + "/config.json"));
+  LOCKSTEP_RETURN_IF_ERROR(ReadGeneration(config, source));
+  if (format == LoadFormat::kDummy) {
+    source.checkpoint = MakeDummyCheckpoint(path, source.config);
+    return source;
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(source.checkpoint, OpenSafetensorsFolder(path));
+  LOCKSTEP_RETURN_IF_ERROR(ValidateTensors(source.config, *source.checkpoint));
+  DTypeFromWeights(config, source);
+  return source;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format) {
+  return OpenFolder(path, format);
+}
+
+absl::StatusOr<ModelConfig> OpenModelConfig(const std::string& path) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
+  return ParseModelConfig(config, path + "/config.json");
+}
+
+}  // namespace lockstep
