@@ -21,21 +21,25 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;  // the model's end ids, unless the caller ignores them
 };
 
-enum class FinishReason { kNone, kStop, kLength };
+// kError: this request failed, others go on (RequestEvent::error says why).
+enum class FinishReason { kNone, kStop, kLength, kError };
 
 // One event of a request. `finish` is set on the last event. A stop token's id is not among the
-// tokens.
+// tokens: it ends the request in an event of its own.
 struct RequestEvent {
   RequestId id = 0;
-  std::optional<int32_t> token;
+  std::optional<int32_t> token = std::nullopt;
   FinishReason finish = FinishReason::kNone;
+  std::optional<int32_t> stop_token =
+      std::nullopt;        // with kStop, when a stop token id ended the request
+  std::string error = {};  // with kError
 };
 
 struct Request {
   std::vector<int32_t> prompt;  // not empty; ids in [0, V)
   SamplingParams sampling;
-  // Called on rank 0's engine thread, in order. Return false to end the request (a stop string was
-  // found): finish is then kStop and no further event comes.
+  // Called on rank 0's engine thread, in order; may submit further requests. Return false to end
+  // the request (a stop string was found): finish is then kStop and no further event comes.
   std::function<bool(const RequestEvent&)> on_event;
   // When set, the prompt is scored: called on rank 0 for consecutive pieces of prompt positions
   // with the full logits of each, float32 [rows, V] row-major; nothing is generated and on_event

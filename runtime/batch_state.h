@@ -1,0 +1,60 @@
+// What every rank knows of the running requests: block tables, lengths and sampling state, changed
+// by plans alone, and the ForwardBatch of a step made from them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/forward_batch.h"
+#include "runtime/sampler.h"
+#include "runtime/step_plan.h"
+
+namespace lockstep {
+
+class BatchState {
+ public:
+  explicit BatchState(const PlanLimits& limits);
+
+  // Applies a decoded kRun plan and makes its batch. Internal, naming step, request and field, when
+  // the plan contradicts what earlier plans said (a lost or repeated plan, a slot mapping that
+  // differs from the block table): the job must end. `plan` must outlive the batch.
+  absl::Status Apply(const StepPlanView& plan);
+
+  // Of the last applied plan. Valid until the next Apply.
+  const ForwardBatch& forward_batch() const { return forward_batch_; }
+  // Rows to sample, in the plan's order; SampleRow::logits_row counts within logits_rows.
+  std::span<const SampleRow> sample_rows() const { return sample_rows_; }
+  // Row of logits_rows where each request's rows start. [B]
+  std::span<const int32_t> first_logits_rows() const { return first_logits_rows_; }
+
+ private:
+  struct Slot {
+    bool in_use = false;
+    int64_t num_tokens = 0;  // computed so far
+    int64_t num_blocks = 0;  // known entries of the block table
+    PlanNewRequest request;
+  };
+
+  absl::Status ApplyChanges(const StepPlanView& plan);
+  absl::Status ApplyBlockRuns(const StepPlanView& plan);
+  absl::Status ApplyRequest(const StepPlanView& plan, int64_t b);
+  void PackBlockTables(const StepPlanView& plan);
+  int32_t* BlockTable(int64_t slot) {
+    return block_tables_.data() + slot * limits_.max_blocks_per_request();
+  }
+
+  const PlanLimits limits_;
+  uint64_t last_step_ = 0;
+  std::vector<Slot> slots_;            // [max_num_seqs]
+  std::vector<int32_t> block_tables_;  // [max_num_seqs, max_blocks_per_request]
+
+  // The step's batch, as far as it is not in the plan itself.
+  std::vector<int32_t> rope_lengths_;         // [T]
+  std::vector<int32_t> packed_block_tables_;  // [B, max blocks in this step]
+  std::vector<int32_t> first_logits_rows_;    // [B]
+  std::vector<SampleRow> sample_rows_;
+  ForwardBatch forward_batch_;
+};
+
+}  // namespace lockstep

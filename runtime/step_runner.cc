@@ -1,0 +1,105 @@
+#include "runtime/step_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace lockstep {
+
+namespace {
+constexpr int64_t kMaxScoreBytes = 64 << 20;
+// A piece is held twice on rank 0 (as received, and in rows).
+constexpr int64_t kMaxGatherBytes = kMaxScoreBytes / 2;
+
+int64_t RowsWithin(int64_t bytes, int64_t vocab_size) {
+  return std::max<int64_t>(1, bytes / (vocab_size * static_cast<int64_t>(sizeof(float))));
+}
+}  // namespace
+
+int64_t MaxScoreRows(int64_t vocab_size) { return RowsWithin(kMaxScoreBytes, vocab_size); }
+
+absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
+    const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
+    const KvPool& pool, Communicator& communicator, ThreadPool& threads) {
+  std::unique_ptr<StepRunner> runner(
+      new StepRunner(limits, vocab_ranges, decoder, pool, communicator, threads));
+  const int64_t local_vocab = vocab_ranges[static_cast<size_t>(communicator.rank())].size();
+  const int64_t rows = limits.max_logits_rows;
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      runner->logits_storage_,
+      Buffer::Create(rows * local_vocab * static_cast<int64_t>(sizeof(float)), "logits"));
+  runner->logits_ = {.data = runner->logits_storage_.data(),
+                     .dtype = DType::kF32,
+                     .rows = rows,
+                     .cols = local_vocab,
+                     .stride = local_vocab};
+  return runner;
+}
+
+StepRunner::StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges,
+                       Decoder& decoder, const KvPool& pool, Communicator& communicator,
+                       ThreadPool& threads)
+    : limits_(limits),
+      vocab_ranges_(vocab_ranges),
+      decoder_(decoder),
+      pool_(pool),
+      communicator_(communicator),
+      state_(limits),
+      sampler_(vocab_ranges, communicator, threads) {}
+
+absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSink& sink) {
+  LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
+  MatrixView logits = logits_;
+  logits.rows = static_cast<int64_t>(plan.logits_rows.size());
+  LOCKSTEP_RETURN_IF_ERROR(decoder_.Forward(state_.forward_batch(), pool_, logits));
+  sampled_.resize(state_.sample_rows().size());
+  LOCKSTEP_RETURN_IF_ERROR(sampler_.Sample(logits, state_.sample_rows(), sampled_));
+  return GatherScores(plan, sink);
+}
+
+absl::Status StepRunner::GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink) {
+  const int64_t piece_rows = RowsWithin(kMaxGatherBytes, limits_.vocab_size);
+  for (int64_t b = 0; b < plan.num_requests(); ++b) {
+    if (plan.outputs[b] != StepOutput::kScore) continue;
+    const int64_t count = plan.query_start_loc[b + 1] - plan.query_start_loc[b];
+    const int64_t first_position = plan.seq_lens[b] - count;
+    const int64_t first_logits_row = state_.first_logits_rows()[b];
+    if (communicator_.size() == 1) {  // the rows are whole already
+      sink(b, first_position, count, logits_.row<float>(first_logits_row));
+      continue;
+    }
+    for (int64_t done = 0; done < count; done += piece_rows) {
+      const int64_t rows = std::min(piece_rows, count - done);
+      LOCKSTEP_RETURN_IF_ERROR(GatherPiece(first_logits_row + done, rows));
+      if (communicator_.rank() == 0) sink(b, first_position + done, rows, rows_.data());
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Columns of all ranks side by side into rows_ [rows, V], on rank 0.
+absl::Status StepRunner::GatherPiece(int64_t first_logits_row, int64_t rows) {
+  bytes_per_rank_.clear();
+  for (const Range& range : vocab_ranges_) {
+    bytes_per_rank_.push_back(rows * range.size() * static_cast<int64_t>(sizeof(float)));
+  }
+  const bool root = communicator_.rank() == 0;
+  const size_t size = static_cast<size_t>(rows * limits_.vocab_size);
+  if (root && received_.size() < size) {
+    received_.resize(size);
+    rows_.resize(size);
+  }
+  LOCKSTEP_RETURN_IF_ERROR(communicator_.GatherV(logits_.row<float>(first_logits_row),
+                                                 bytes_per_rank_, received_.data(), 0));
+  if (!root) return absl::OkStatus();
+  const float* source = received_.data();
+  for (const Range& range : vocab_ranges_) {
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(source, range.size(), rows_.data() + row * limits_.vocab_size + range.begin);
+      source += range.size();
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep

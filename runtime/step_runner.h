@@ -1,0 +1,71 @@
+// Executes plans on one rank: the same code on all ranks, rank 0 included.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/kv_pool.h"
+#include "model/decoder.h"
+#include "parallel/communicator.h"
+#include "runtime/batch_state.h"
+#include "runtime/core/buffer.h"
+#include "runtime/core/thread_pool.h"
+#include "runtime/sampler.h"
+#include "runtime/step_plan.h"
+
+namespace lockstep {
+
+// Rows of full logits a step makes at most for scored prompts: 64 MB of float32, at least one.
+int64_t MaxScoreRows(int64_t vocab_size);
+
+// Receives full logits on rank 0: rows [first_position, first_position + rows) of the plan's
+// request b, float32 [rows, V].
+using PromptLogitsSink =
+    std::function<void(int64_t b, int64_t first_position, int64_t rows, const float* logits)>;
+
+class StepRunner {
+ public:
+  // The references must outlive the runner. ResourceExhausted when the logits buffer
+  // (float32 [limits.max_logits_rows, V_local]) cannot be had.
+  static absl::StatusOr<std::unique_ptr<StepRunner>> Create(const PlanLimits& limits,
+                                                            const std::vector<Range>& vocab_ranges,
+                                                            Decoder& decoder, const KvPool& pool,
+                                                            Communicator& communicator,
+                                                            ThreadPool& threads);
+
+  // COLLECTIVE, with the same decoded kRun plan on all ranks: applies the plan, runs the forward
+  // pass, samples, and gathers the logits of scored prompts. An error leaves the job unusable.
+  // `sink` is called on rank 0 alone.
+  absl::Status Execute(const StepPlanView& plan, const PromptLogitsSink& sink);
+
+  // Tokens of the last step's kSample requests, in the plan's order, the same on all ranks.
+  std::span<const int32_t> sampled() const { return sampled_; }
+
+ private:
+  StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
+             const KvPool& pool, Communicator& communicator, ThreadPool& threads);
+
+  absl::Status GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink);
+  absl::Status GatherPiece(int64_t first_logits_row, int64_t rows);
+
+  const PlanLimits limits_;
+  const std::vector<Range> vocab_ranges_;
+  Decoder& decoder_;
+  const KvPool& pool_;
+  Communicator& communicator_;
+  BatchState state_;
+  Sampler sampler_;
+  Buffer logits_storage_;
+  MatrixView logits_;  // float32 [max_logits_rows, V_local]
+  std::vector<int32_t> sampled_;
+
+  // Of scored prompts, on first use: one piece in rank order as received, and in rows.
+  std::vector<int64_t> bytes_per_rank_;
+  std::vector<float> received_;
+  std::vector<float> rows_;
+};
+
+}  // namespace lockstep
