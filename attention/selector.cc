@@ -103,8 +103,8 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& can,
     bool wanted;
     bool supported;
   } features[] = {
-      {"a sliding window", want.sliding_window, can.sliding_window},
-      {"a logit soft-cap", want.logit_softcap, can.logit_softcap},
+      {"sliding window", want.sliding_window, can.sliding_window},
+      {"logit soft-cap", want.logit_softcap, can.logit_softcap},
       {"ALiBi", want.alibi, can.alibi},
       {"attention sinks", want.sinks, can.sinks},
       {"non-causal attention", want.non_causal, can.non_causal},
@@ -112,7 +112,7 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& can,
   };
   for (const auto& feature : features) {
     if (feature.wanted && !feature.supported) {
-      reasons.push_back(absl::StrFormat("%s is not supported", feature.name));
+      reasons.push_back(absl::StrCat("no support for ", feature.name));
     }
   }
   return reasons;
