@@ -3,6 +3,8 @@
 #include <filesystem>
 
 #include "model/checkpoint/dummy.h"
+#include "model/checkpoint/gguf.h"
+#include "model/checkpoint/gguf_file.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/tensor_names.h"
 #include "model/checkpoint/validate.h"
@@ -79,13 +81,40 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat forma
   return source;
 }
 
+// Whether MODEL is a GGUF file: by its name, so that a damaged one is told as such, or its content.
+bool IsGguf(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) || std::filesystem::is_directory(path, error)) {
+    return false;
+  }
+  return path.ends_with(".gguf") || IsGgufFile(path);
+}
+
+absl::StatusOr<ModelSource> OpenGgufModel(const std::string& path, LoadFormat format) {
+  LOCKSTEP_ASSIGN_OR_RETURN(GgufModel model, OpenGguf(path));
+  ModelSource source;
+  source.path = path;
+  source.config = std::move(model.config);
+  if (format == LoadFormat::kDummy) {
+    source.checkpoint = MakeDummyCheckpoint(path, source.config);
+    return source;
+  }
+  source.checkpoint = std::move(model.checkpoint);
+  LOCKSTEP_RETURN_IF_ERROR(ValidateTensors(source.config, *source.checkpoint));
+  return source;
+}
+
 }  // namespace
 
 absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format) {
-  return OpenFolder(path, format);
+  return IsGguf(path) ? OpenGgufModel(path, format) : OpenFolder(path, format);
 }
 
 absl::StatusOr<ModelConfig> OpenModelConfig(const std::string& path) {
+  if (IsGguf(path)) {
+    LOCKSTEP_ASSIGN_OR_RETURN(GgufModel model, OpenGguf(path));
+    return std::move(model.config);
+  }
   LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
   return ParseModelConfig(config, path + "/config.json");
 }

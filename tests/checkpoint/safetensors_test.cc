@@ -216,7 +216,7 @@ TEST_F(SafetensorsTest, RandomDamageNeverCrashes) {
                                           {"c", {"F16", {2, 2}, std::string(8, 'c')}}});
   std::mt19937 random(1);
   int opened = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     std::string bytes = good;
     if (round % 3 == 0) bytes.resize(random() % bytes.size());
     for (int flips = round % 4; flips > 0 && !bytes.empty(); --flips) {
@@ -237,7 +237,7 @@ TEST_F(SafetensorsTest, RandomDamageNeverCrashes) {
           .IgnoreError();
     }
   }
-  EXPECT_GT(opened, 100) << "flips in the data leave a good file";
+  EXPECT_GT(opened, 30) << "flips in the data leave a good file";
 }
 
 TEST_F(SafetensorsTest, WriterWritesWhatTheReaderReads) {
