@@ -11,11 +11,12 @@ namespace lockstep {
 namespace {
 
 constexpr uint32_t kNoMerge = ~uint32_t{0};
+constexpr size_t kMaxScannedSymbols = 32;
 
 }  // namespace
 
 void MergeTable::Build(const std::vector<Merge>& merges) {
-  const size_t size = std::bit_ceil(std::max<size_t>(merges.size() * 2, 2));
+  const size_t size = std::bit_ceil(std::max<size_t>(merges.size() + merges.size() / 2, 2));
   entries_.assign(size, Entry{});
   mask_ = size - 1;
   shift_ = 64 - std::countr_zero(size);
@@ -125,34 +126,34 @@ void BpeModel::Encode(std::string_view piece, BpeScratch* scratch,
 
 void BpeModel::EncodeWord(std::string_view word, BpeScratch* scratch,
                           std::vector<int32_t>* ids) const {
-  const bool cacheable = word.size() <= WordCache::kMaxWordBytes;
-  uint64_t hash = 0;
-  if (cacheable) {
-    hash = WordCache::Hash(word);
-    const std::span<const int32_t> known = scratch->cache.Find(word, hash);
-    if (!known.empty()) {
-      ids->insert(ids->end(), known.begin(), known.end());
-      return;
-    }
-  }
+  if (word.size() > WordCache::kMaxWordBytes) return MergeWord(word, scratch, ids);
+  const WordCache::Key key = WordCache::MakeKey(word);
+  const std::span<const int32_t> known = scratch->cache.Find(key);
+  for (const int32_t id : known) ids->push_back(id);
+  if (!known.empty()) return;
   const size_t first = ids->size();
-  int32_t whole = -1;
+  MergeWord(word, scratch, ids);
+  scratch->cache.Insert(key, std::span(*ids).subspan(first));
+}
+
+void BpeModel::MergeWord(std::string_view word, BpeScratch* scratch,
+                         std::vector<int32_t>* ids) const {
   if (options_.ignore_merges) {
     std::string mapped;
     if (options_.pieces_are_bytes) AppendByteLevel(word, &mapped);
-    whole = vocabulary_->Find(options_.pieces_are_bytes ? std::string_view(mapped) : word);
+    const int32_t whole =
+        vocabulary_->Find(options_.pieces_are_bytes ? std::string_view(mapped) : word);
+    if (whole >= 0) return ids->push_back(whole);
   }
-  if (whole >= 0) {
-    ids->push_back(whole);
+  MakeSymbols(word, &scratch->symbols);
+  if (scratch->symbols.size() <= kMaxScannedSymbols) {
+    MergeByScanning(&scratch->symbols);
+    for (const BpeScratch::Symbol& symbol : scratch->symbols) ids->push_back(symbol.id);
   } else {
-    MakeSymbols(word, &scratch->symbols);
-    MergeSymbols(scratch);
-    if (!scratch->symbols.empty()) {
-      for (int32_t i = 0; i >= 0; i = scratch->symbols[i].next)
-        ids->push_back(scratch->symbols[i].id);
-    }
+    MergeByHeap(scratch);
+    for (int32_t i = 0; i >= 0; i = scratch->symbols[i].next)
+      ids->push_back(scratch->symbols[i].id);
   }
-  if (cacheable) scratch->cache.Insert(word, hash, std::span(*ids).subspan(first));
 }
 
 // False, and nothing added, when a byte has no token.
@@ -195,6 +196,32 @@ void BpeModel::MakeSymbols(std::string_view word, std::vector<BpeScratch::Symbol
   flush_unk();
 }
 
+// For short words: looking through all pairs for the next merge is cheaper than keeping a heap.
+void BpeModel::MergeByScanning(std::vector<BpeScratch::Symbol>* symbols) const {
+  size_t count = symbols->size();
+  BpeScratch::Symbol* const s = symbols->data();
+  const auto update = [&](size_t left) {
+    const MergeTable::Entry* merge =
+        left + 1 < count ? merges_.Find(s[left].id, s[left + 1].id) : nullptr;
+    s[left].rank = merge == nullptr ? kNoMerge : merge->rank;
+    s[left].merged = merge == nullptr ? -1 : merge->result;
+  };
+  for (size_t i = 0; i < count; ++i) update(i);
+  while (count > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i < count; ++i) {
+      if (s[i].rank < s[best].rank) best = i;
+    }
+    if (s[best].rank == kNoMerge) break;
+    s[best].id = s[best].merged;
+    std::copy(s + best + 2, s + count, s + best + 1);
+    --count;
+    update(best);
+    if (best > 0) update(best - 1);
+  }
+  symbols->resize(count);
+}
+
 // Looks up the merge of symbol `left` with its next one, and queues it.
 void BpeModel::UpdatePair(int32_t left, BpeScratch* scratch) const {
   BpeScratch::Symbol& symbol = scratch->symbols[left];
@@ -207,7 +234,7 @@ void BpeModel::UpdatePair(int32_t left, BpeScratch* scratch) const {
   scratch->heap.push_back(static_cast<uint64_t>(merge->rank) << 32 | static_cast<uint32_t>(left));
 }
 
-void BpeModel::MergeSymbols(BpeScratch* scratch) const {
+void BpeModel::MergeByHeap(BpeScratch* scratch) const {
   std::vector<BpeScratch::Symbol>& symbols = scratch->symbols;
   std::vector<uint64_t>& heap = scratch->heap;
   heap.clear();

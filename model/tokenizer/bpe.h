@@ -89,9 +89,11 @@ class BpeModel {
   int32_t FirstSymbol(std::string_view text, int* length) const;
   std::string_view SymbolText(std::string_view text) const;
   void EncodeWord(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
+  void MergeWord(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
   void MakeSymbols(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const;
   bool AddByteTokens(std::string_view character, std::vector<BpeScratch::Symbol>* symbols) const;
-  void MergeSymbols(BpeScratch* scratch) const;
+  void MergeByScanning(std::vector<BpeScratch::Symbol>* symbols) const;
+  void MergeByHeap(BpeScratch* scratch) const;
   void UpdatePair(int32_t left, BpeScratch* scratch) const;
 
   const Vocabulary* vocabulary_ = nullptr;

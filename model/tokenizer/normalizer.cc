@@ -119,11 +119,12 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text) {
       ReplaceAll(step.pattern, step.content, text);
       break;
     case Kind::kReplaceRegex: {
-      std::vector<Match> matches;
-      LOCKSTEP_RETURN_IF_ERROR(step.regex->FindAll(*text, &matches));
       std::string out;
       size_t at = 0;
-      for (const Match& match : matches) {
+      Regex::Finder finder(*step.regex, *text);
+      for (Match match;;) {
+        LOCKSTEP_ASSIGN_OR_RETURN(const bool found, finder.Next(&match));
+        if (!found) break;
         out.append(*text, at, match.begin - at);
         out.append(step.content);
         at = match.end;

@@ -132,77 +132,49 @@ absl::Status PreTokenizer::Append(const Json& json, const std::string& where) {
   return UnsupportedComponent(where, "pre-tokenizer", type);
 }
 
-namespace {
-
-// Parts of `text`: the matches, and what lies between them.
-struct Part {
-  size_t begin, end;
-  bool is_match;
-};
-
-// Calls fn(part) for the parts of [0, size) from left to right.
-template <typename Fn>
-void ForEachPart(const std::vector<Match>& matches, size_t size, bool invert, const Fn& fn) {
-  size_t at = 0;
-  for (const Match& match : matches) {
-    if (match.begin > at) fn(Part{at, match.begin, invert});
-    fn(Part{match.begin, match.end, !invert});
-    at = match.end;
-  }
-  if (at < size) fn(Part{at, size, invert});
-}
-
-}  // namespace
-
-absl::Status PreTokenizer::SplitPiece(const Step& step, const Piece& piece,
-                                      PreTokenizerScratch* scratch) {
-  LOCKSTEP_RETURN_IF_ERROR(step.regex->FindAll(piece.text, &scratch->matches));
-  std::vector<Piece>& next = scratch->next;
-  size_t begin = 0, end = 0;  // of the piece being put together
+// Cuts the piece at step `index`'s matches and hands each part on.
+absl::Status PreTokenizer::RunSplit(size_t index, const Piece& piece, const Sink& sink) const {
+  const Step& step = steps_[index];
+  size_t begin = 0, end = 0;  // of the part being put together
   bool last_is_match = false;
   const auto flush = [&] {
-    if (end > begin)
-      next.push_back({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
+    if (end == begin) return absl::OkStatus();
+    return RunFrom(index + 1, {piece.text.substr(begin, end - begin), piece.at_start && begin == 0},
+                   sink);
   };
-  ForEachPart(scratch->matches, piece.text.size(), step.invert, [&](const Part& part) {
+  // Takes the next stretch, a match or what lies between matches.
+  const auto add = [&](size_t stretch_begin, size_t stretch_end, bool is_match) {
     bool joins = false;
-    switch (step.behavior) {
-      case Behavior::kRemoved:
-      case Behavior::kIsolated:
-        break;
-      case Behavior::kContiguous:
-        joins = part.is_match == last_is_match;
-        break;
-      case Behavior::kMergedWithPrevious:
-        joins = part.is_match && !last_is_match;
-        break;
-      case Behavior::kMergedWithNext:
-        joins = !part.is_match && last_is_match;
-        break;
-    }
+    if (step.behavior == Behavior::kContiguous) joins = is_match == last_is_match;
+    if (step.behavior == Behavior::kMergedWithPrevious) joins = is_match && !last_is_match;
+    if (step.behavior == Behavior::kMergedWithNext) joins = !is_match && last_is_match;
     if (!joins) {
-      flush();
-      begin = part.begin;
+      LOCKSTEP_RETURN_IF_ERROR(flush());
+      // A removed match leaves an empty part behind.
+      begin = step.behavior == Behavior::kRemoved && is_match ? stretch_end : stretch_begin;
     }
-    // A removed match leaves the empty piece [end, end) behind.
-    if (step.behavior == Behavior::kRemoved && part.is_match) begin = part.end;
-    end = part.end;
-    last_is_match = part.is_match;
-  });
-  flush();
-  return absl::OkStatus();
+    end = stretch_end;
+    last_is_match = is_match;
+    return absl::OkStatus();
+  };
+  Regex::Finder finder(*step.regex, piece.text);
+  size_t at = 0;
+  for (Match match;; at = match.end) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const bool found, finder.Next(&match));
+    const size_t gap_end = found ? match.begin : piece.text.size();
+    if (gap_end > at) LOCKSTEP_RETURN_IF_ERROR(add(at, gap_end, step.invert));
+    if (!found) break;
+    LOCKSTEP_RETURN_IF_ERROR(add(match.begin, match.end, !step.invert));
+  }
+  return flush();
 }
 
-void PreTokenizer::Rewrite(const Step& step, const Piece& piece, PreTokenizerScratch* scratch) {
+std::string PreTokenizer::Rewrite(const Step& step, const Piece& piece) {
   std::string text;
   if (step.kind == Kind::kMapBytes) {
     lockstep::AppendByteLevel(piece.text, &text);
   } else if (step.kind == Kind::kAddPrefixSpace) {
-    if (piece.text.front() == ' ') {
-      scratch->next.push_back(piece);
-      return;
-    }
-    text = " ";
+    if (piece.text.front() != ' ') text.push_back(' ');
     text.append(piece.text);
   } else {
     for (const char c : piece.text) {
@@ -217,28 +189,23 @@ void PreTokenizer::Rewrite(const Step& step, const Piece& piece, PreTokenizerScr
     if (wanted && text.compare(0, step.replacement.size(), step.replacement) != 0)
       text.insert(0, step.replacement);
   }
-  scratch->changed.push_back(std::move(text));
-  scratch->next.push_back({scratch->changed.back(), piece.at_start});
+  return text;
 }
 
-absl::Status PreTokenizer::Split(std::string_view text, bool at_start,
-                                 PreTokenizerScratch* scratch) const {
-  scratch->pieces.clear();
-  scratch->changed.clear();
-  if (text.empty()) return absl::OkStatus();
-  scratch->pieces.push_back({text, at_start});
-  for (const Step& step : steps_) {
-    scratch->next.clear();
-    for (const Piece& piece : scratch->pieces) {
-      if (step.kind == Kind::kSplit) {
-        LOCKSTEP_RETURN_IF_ERROR(SplitPiece(step, piece, scratch));
-      } else {
-        Rewrite(step, piece, scratch);
-      }
-    }
-    scratch->pieces.swap(scratch->next);
+absl::Status PreTokenizer::RunFrom(size_t index, const Piece& piece, const Sink& sink) const {
+  if (index == steps_.size()) {
+    sink(piece.text);
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  const Step& step = steps_[index];
+  if (step.kind == Kind::kSplit) return RunSplit(index, piece, sink);
+  const std::string text = Rewrite(step, piece);
+  return RunFrom(index + 1, {text, piece.at_start}, sink);
+}
+
+absl::Status PreTokenizer::Split(std::string_view text, bool at_start, const Sink& sink) const {
+  if (text.empty()) return absl::OkStatus();
+  return RunFrom(0, {text, at_start}, sink);
 }
 
 }  // namespace lockstep

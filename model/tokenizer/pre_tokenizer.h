@@ -2,7 +2,7 @@
 // cross.
 #pragma once
 
-#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,19 +15,6 @@
 
 namespace lockstep {
 
-struct Piece {
-  std::string_view text;
-  bool at_start = false;  // begins where the whole input begins
-};
-
-// Buffers that are kept between calls, and the result.
-struct PreTokenizerScratch {
-  std::vector<Piece> pieces;        // the result: none empty
-  std::deque<std::string> changed;  // texts of pieces that a step rewrote
-  std::vector<Piece> next;
-  std::vector<Match> matches;
-};
-
 // Sequence, Split, ByteLevel, Digits, Punctuation, Whitespace, WhitespaceSplit, Metaspace.
 // Immutable; thread-safe.
 class PreTokenizer {
@@ -39,9 +26,10 @@ class PreTokenizer {
   // the raw bytes, and the model looks each byte up directly.
   bool pieces_are_bytes() const { return pieces_are_bytes_; }
 
-  // Cuts `text` (valid UTF-8, which must outlive the result) into scratch->pieces. `at_start`: the
-  // text begins the input.
-  absl::Status Split(std::string_view text, bool at_start, PreTokenizerScratch* scratch) const;
+  // Cuts `text` (valid UTF-8) and calls sink(piece) for each piece, from left to right; none is
+  // empty. `at_start`: the text begins the input. A piece lives until the sink returns.
+  absl::Status Split(std::string_view text, bool at_start,
+                     const std::function<void(std::string_view)>& sink) const;
 
  private:
   enum class Kind { kSplit, kAddPrefixSpace, kMapBytes, kMetaspace };
@@ -64,9 +52,15 @@ class PreTokenizer {
   static absl::StatusOr<Behavior> ParseBehavior(const Json& json,
                                                 std::optional<std::string> fallback,
                                                 const std::string& where);
-  static absl::Status SplitPiece(const Step& step, const Piece& piece,
-                                 PreTokenizerScratch* scratch);
-  static void Rewrite(const Step& step, const Piece& piece, PreTokenizerScratch* scratch);
+
+  using Sink = std::function<void(std::string_view)>;
+  struct Piece {
+    std::string_view text;
+    bool at_start = false;  // begins where the input begins
+  };
+  absl::Status RunFrom(size_t index, const Piece& piece, const Sink& sink) const;
+  absl::Status RunSplit(size_t index, const Piece& piece, const Sink& sink) const;
+  static std::string Rewrite(const Step& step, const Piece& piece);
 
   std::vector<Step> steps_;
   bool pieces_are_bytes_ = false;

@@ -100,33 +100,31 @@ absl::StatusOr<std::shared_ptr<const Regex>> Regex::CreateLiteral(std::string_vi
   return Create(escaped, where);
 }
 
-absl::Status Regex::FindAll(std::string_view text, std::vector<Match>* matches) const {
-  matches->clear();
-  Matcher& matcher = ThreadMatcher();
-  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  const size_t* range = pcre2_get_ovector_pointer(matcher.data);
-  size_t at = 0;
-  size_t last_end = std::string_view::npos;
-  while (at <= text.size()) {
-    int rc = code_->jit ? pcre2_jit_match(code_->code, subject, text.size(), at, PCRE2_NO_UTF_CHECK,
-                                          matcher.data, matcher.context)
-                        : pcre2_match(code_->code, subject, text.size(), at, PCRE2_NO_UTF_CHECK,
-                                      matcher.data, matcher.context);
+absl::StatusOr<bool> Regex::Finder::Next(Match* match) {
+  const Matcher& matcher = ThreadMatcher();
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
+  const auto run = code_.jit ? pcre2_jit_match : pcre2_match;
+  while (at_ <= text_.size()) {
+    const int rc = run(code_.code, subject, text_.size(), at_, PCRE2_NO_UTF_CHECK, matcher.data,
+                       matcher.context);
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) {
       return absl::ResourceExhaustedError(
-          absl::StrFormat("%s: regular expression \"%s\" fails on this text: %s", code_->where,
-                          code_->pattern, ErrorText(rc)));
+          absl::StrFormat("%s: regular expression \"%s\" fails on this text: %s", code_.where,
+                          code_.pattern, ErrorText(rc)));
     }
-    if (range[0] == range[1] && range[1] == last_end) {
-      if (at >= text.size()) break;
-      at += CharacterLength(text[at]);
+    const size_t* range = pcre2_get_ovector_pointer(matcher.data);
+    if (range[0] == range[1] && range[1] == last_end_) {
+      if (at_ == text_.size()) break;
+      at_ += CharacterLength(text_[at_]);
       continue;
     }
-    matches->push_back({range[0], range[1]});
-    at = last_end = range[1];
+    *match = {range[0], range[1]};
+    at_ = last_end_ = range[1];
+    return true;
   }
-  return absl::OkStatus();
+  at_ = text_.size() + 1;
+  return false;
 }
 
 }  // namespace lockstep

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "runtime/core/status.h"
 
@@ -32,13 +31,26 @@ class Regex {
   Regex(const Regex&) = delete;
   Regex& operator=(const Regex&) = delete;
 
-  // Replaces `matches` by all matches in `text` (valid UTF-8) from left to right, none overlapping;
-  // an empty match directly after another match does not count. ResourceExhausted when the
-  // pattern's limits are exceeded.
-  absl::Status FindAll(std::string_view text, std::vector<Match>* matches) const;
-
  private:
   struct Code;
+
+ public:
+  // Walks over the matches in `text` (valid UTF-8) from left to right, none overlapping; an empty
+  // match directly after another match does not count. Text and regex must outlive it.
+  class Finder {
+   public:
+    Finder(const Regex& regex, std::string_view text) : code_(*regex.code_), text_(text) {}
+    // False at the end. ResourceExhausted when the text exceeds the pattern's limits.
+    absl::StatusOr<bool> Next(Match* match);
+
+   private:
+    const Code& code_;
+    std::string_view text_;
+    size_t at_ = 0;
+    size_t last_end_ = std::string_view::npos;
+  };
+
+ private:
   explicit Regex(std::unique_ptr<Code> code);
   std::unique_ptr<Code> code_;
 };

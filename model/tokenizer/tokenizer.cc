@@ -14,7 +14,6 @@ namespace {
 
 // What one Encode works with. The word cache inside makes it worth keeping.
 struct Scratch {
-  PreTokenizerScratch pre_tokenizer;
   BpeScratch bpe;
   std::string normalized;
   std::vector<Segment> segments;
@@ -36,15 +35,17 @@ class ScratchPool {
     return std::make_unique<Scratch>();
   }
 
-  // `text_bytes`: what it was used for. After a long text its buffers are too big to keep.
-  void Return(std::unique_ptr<Scratch> scratch, size_t text_bytes) {
-    if (text_bytes > kMaxKeptBytes) return;
+  void Return(std::unique_ptr<Scratch> scratch) {
+    // A long text leaves buffers behind that are too big to keep.
+    if (scratch->normalized.capacity() > kMaxKeptElements) scratch->normalized = {};
+    if (scratch->bpe.symbols.capacity() > kMaxKeptElements) scratch->bpe.symbols = {};
+    if (scratch->bpe.heap.capacity() > kMaxKeptElements) scratch->bpe.heap = {};
     std::lock_guard lock(mutex_);
     if (free_.size() < kMaxFree) free_.push_back(std::move(scratch));
   }
 
  private:
-  static constexpr size_t kMaxKeptBytes = size_t{1} << 20;
+  static constexpr size_t kMaxKeptElements = size_t{1} << 16;
   static constexpr size_t kMaxFree = 16;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Scratch>> free_;
@@ -104,10 +105,8 @@ absl::Status Tokenizer::State::IndexAddedTokens(const std::string& where) {
 
 absl::Status Tokenizer::State::EncodeSegment(std::string_view text, bool at_start, Scratch* scratch,
                                              std::vector<int32_t>* ids) const {
-  LOCKSTEP_RETURN_IF_ERROR(parts.pre_tokenizer.Split(text, at_start, &scratch->pre_tokenizer));
-  for (const Piece& piece : scratch->pre_tokenizer.pieces)
-    model->Encode(piece.text, &scratch->bpe, ids);
-  return absl::OkStatus();
+  return parts.pre_tokenizer.Split(
+      text, at_start, [&](std::string_view piece) { model->Encode(piece, &scratch->bpe, ids); });
 }
 
 absl::Status Tokenizer::State::EncodeText(std::string_view text, Scratch* scratch,
@@ -173,7 +172,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view utf8,
   if (add_special_tokens) ids = state_->parts.prefix;
   std::unique_ptr<Scratch> scratch = state_->scratches.Take();
   const absl::Status status = state_->EncodeText(utf8, scratch.get(), &ids);
-  state_->scratches.Return(std::move(scratch), utf8.size());
+  state_->scratches.Return(std::move(scratch));
   LOCKSTEP_RETURN_IF_ERROR(status);
   if (add_special_tokens)
     ids.insert(ids.end(), state_->parts.suffix.begin(), state_->parts.suffix.end());

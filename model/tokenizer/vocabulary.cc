@@ -1,9 +1,15 @@
 #include "model/tokenizer/vocabulary.h"
 
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <utility>
+
 namespace lockstep {
 
 namespace {
 
+constexpr uint64_t kTag = ~uint64_t{0} << 32;  // the bits of a slot that come from the hash
 constexpr int64_t kMaxTokens =
     int64_t{1} << 24;  // far above any published vocabulary; bounds what a bad id allocates
 
@@ -82,16 +88,30 @@ absl::StatusOr<Vocabulary> Vocabulary::FromList(std::vector<std::string> tokens,
 }
 
 absl::Status Vocabulary::Index(const std::string& where) {
-  ids_.reserve(tokens_.size());
+  slots_.assign(std::bit_ceil(2 * tokens_.size() + 1), 0);
   for (int32_t id = 0; id < size(); ++id) {
     if (!used_[id]) continue;
-    const auto [it, added] = ids_.emplace(tokens_[id], id);
-    if (!added) {
+    if (const int32_t other = Find(tokens_[id]); other >= 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: token \"%s\" stands at the ids %d and %d", where, tokens_[id], it->second, id));
+          "%s: token \"%s\" stands at the ids %d and %d", where, tokens_[id], other, id));
     }
+    const uint64_t hash = std::hash<std::string_view>()(tokens_[id]);
+    size_t slot = hash & (slots_.size() - 1);
+    while (slots_[slot] != 0) slot = (slot + 1) & (slots_.size() - 1);
+    slots_[slot] = (hash & kTag) | static_cast<uint64_t>(id + 1);
   }
   return absl::OkStatus();
+}
+
+int32_t Vocabulary::Find(std::string_view token) const {
+  const uint64_t hash = std::hash<std::string_view>()(token);
+  const size_t mask = slots_.size() - 1;
+  for (size_t slot = hash & mask; slots_[slot] != 0; slot = (slot + 1) & mask) {
+    if ((slots_[slot] & kTag) != (hash & kTag)) continue;
+    const auto id = static_cast<int32_t>(slots_[slot] & ~kTag) - 1;
+    if (tokens_[id] == token) return id;
+  }
+  return -1;
 }
 
 absl::StatusOr<std::vector<Merge>> ParseMerges(const Json& json, const Vocabulary& vocabulary,
@@ -105,13 +125,15 @@ absl::StatusOr<std::vector<Merge>> ParseMerges(const Json& json, const Vocabular
       ++entry;  // the first line of a merges.txt
       continue;
     }
-    absl::StatusOr<Merge> merge = absl::InvalidArgumentError(absl::StrFormat(
-        "%s: merges[%d] is neither \"left right\" nor [\"left\", \"right\"]", where, entry));
+    absl::StatusOr<Merge> merge = Merge{};
     if (item.is_string()) {
       merge = SplitMerge(item.get_ref<const std::string&>(), entry, vocabulary, where);
     } else if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
       merge = MakeMerge(item[0].get_ref<const std::string&>(),
                         item[1].get_ref<const std::string&>(), entry, vocabulary, where);
+    } else {
+      merge = absl::InvalidArgumentError(absl::StrFormat(
+          "%s: merges[%d] is neither \"left right\" nor [\"left\", \"right\"]", where, entry));
     }
     if (!merge.ok()) return merge.status();
     merges.push_back(*merge);

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "runtime/core/json.h"
@@ -13,7 +11,7 @@
 
 namespace lockstep {
 
-// Immutable; thread-safe. Movable.
+// Immutable; thread-safe.
 class Vocabulary {
  public:
   // An object {"token": id, ...}; ids may have gaps. InvalidArgument for an id that two tokens
@@ -23,25 +21,19 @@ class Vocabulary {
   static absl::StatusOr<Vocabulary> FromList(std::vector<std::string> tokens,
                                              const std::string& where);
 
-  Vocabulary() = default;
-  Vocabulary(Vocabulary&&) = default;
-  Vocabulary& operator=(Vocabulary&&) = default;
-
   int32_t size() const { return static_cast<int32_t>(tokens_.size()); }  // largest id + 1
   bool Has(int32_t id) const { return id >= 0 && id < size() && used_[id]; }
   const std::string& Token(int32_t id) const { return tokens_[id]; }
   // The id, or -1.
-  int32_t Find(std::string_view token) const {
-    const auto it = ids_.find(token);
-    return it == ids_.end() ? -1 : it->second;
-  }
+  int32_t Find(std::string_view token) const;
 
  private:
   absl::Status Index(const std::string& where);
 
   std::vector<std::string> tokens_;
   std::vector<bool> used_;
-  std::unordered_map<std::string_view, int32_t> ids_;  // views into tokens_
+  // Open addressing; a slot holds the upper half of the hash and the id + 1, 0: free.
+  std::vector<uint64_t> slots_ = std::vector<uint64_t>(1);
 };
 
 // A merge of two neighbouring tokens. The lowest rank goes first; of equal ranks the leftmost.

@@ -1,6 +1,7 @@
 // Remembers the ids of short words.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -9,76 +10,91 @@
 
 namespace lockstep {
 
-// A direct-mapped table of fixed size (2 MiB): a new word takes the place of an older one. Not
-// thread-safe.
+// A table of fixed size (2 MiB) in which a word has two places; a new word takes the place of an
+// older one. Not thread-safe.
 class WordCache {
  public:
-  static constexpr size_t kMaxWordBytes = 20;
-  static constexpr size_t kMaxIds = 8;
+  static constexpr size_t kMaxWordBytes = 24;
+  static constexpr size_t kMaxIds = 9;
 
-  static uint64_t Hash(std::string_view word);
+  // A word as numbers: up to three overlapping 8-byte loads cover it, and together with the size
+  // they determine it.
+  struct Key {
+    uint64_t first = 0, last = 0, middle = 0;
+    uint32_t size = 0;
 
-  // The ids of `word` (`hash` is its Hash), or an empty span. Valid until the next Insert.
-  std::span<const int32_t> Find(std::string_view word, uint64_t hash) const {
-    const Entry& entry = entries_[hash % kEntries];
-    if (entry.hash != hash || entry.size != word.size() ||
-        std::memcmp(entry.word, word.data(), word.size()) != 0) {
-      return {};
+    bool operator==(const Key&) const = default;
+  };
+  // `word` has 1 to kMaxWordBytes bytes.
+  static Key MakeKey(std::string_view word);
+
+  // The ids of the word, or an empty span. Valid until the next Insert.
+  std::span<const int32_t> Find(const Key& key) const {
+    const Entry* bucket = entries_.get() + Bucket(key);
+    for (int i = 0; i < 2; ++i) {
+      if (bucket[i].key == key) return {bucket[i].ids, bucket[i].count};
     }
-    return {entry.ids, entry.count};
+    return {};
   }
 
-  // Does nothing when the word or its ids are too long.
-  void Insert(std::string_view word, uint64_t hash, std::span<const int32_t> ids) {
-    if (word.size() > kMaxWordBytes || ids.empty() || ids.size() > kMaxIds) return;
-    Entry& entry = entries_[hash % kEntries];
-    entry.hash = hash;
-    entry.size = static_cast<uint16_t>(word.size());
-    entry.count = static_cast<uint16_t>(ids.size());
-    std::memcpy(entry.word, word.data(), word.size());
-    std::memcpy(entry.ids, ids.data(), ids.size_bytes());
+  // Does nothing when there are too many ids.
+  void Insert(const Key& key, std::span<const int32_t> ids) {
+    if (ids.empty() || ids.size() > kMaxIds) return;
+    Entry* bucket = entries_.get() + Bucket(key);
+    bucket[1] = bucket[0];
+    bucket[0].key = key;
+    bucket[0].count = static_cast<uint32_t>(ids.size());
+    std::copy(ids.begin(), ids.end(), bucket[0].ids);
   }
 
  private:
-  static constexpr size_t kEntries = size_t{1} << 15;
-  struct alignas(64) Entry {
-    uint64_t hash = 0;
-    uint16_t size = 0;  // 0: unused
-    uint16_t count = 0;
-    char word[kMaxWordBytes];
+  static constexpr size_t kBuckets = size_t{1} << 14;
+  struct Entry {
+    Key key;  // size 0: unused
+    uint32_t count;
     int32_t ids[kMaxIds];
   };
-  static_assert(sizeof(Entry) == 64);
 
-  std::unique_ptr<Entry[]> entries_ = std::make_unique<Entry[]>(kEntries);
+  static size_t Bucket(const Key& key) {
+    const auto mix = [](uint64_t a, uint64_t b) {
+      const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+      return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    };
+    const uint64_t ends =
+        mix(key.first ^ 0x9E3779B97F4A7C15u, key.last ^ 0xD6E8FEB86659FD93u ^ key.size);
+    return mix(ends, key.middle ^ 0xA0761D6478BD642Fu) % kBuckets * 2;
+  }
+
+  std::unique_ptr<Entry[]> entries_ = std::make_unique<Entry[]>(kBuckets * 2);
 };
 
-// Multiply-and-fold over 8-byte words; the last one overlaps. Only for words of at most
-// kMaxWordBytes.
-inline uint64_t WordCache::Hash(std::string_view word) {
-  const auto load = [](const char* p, size_t n) {
-    uint64_t value = 0;
-    std::memcpy(&value, p, n);
+inline WordCache::Key WordCache::MakeKey(std::string_view word) {
+  const auto load8 = [](const char* p) {
+    uint64_t value;
+    std::memcpy(&value, p, 8);
     return value;
   };
-  const auto mix = [](uint64_t a, uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  const auto load4 = [](const char* p) {
+    uint32_t value;
+    std::memcpy(&value, p, 4);
+    return value;
   };
+  const auto load1 = [](const char* p) { return uint64_t{static_cast<unsigned char>(*p)}; };
   const size_t n = word.size();
   const char* p = word.data();
-  uint64_t a = 0, b = 0, c = 0;
+  Key key;
+  key.size = static_cast<uint32_t>(n);
   if (n >= 8) {
-    a = load(p, 8);
-    b = load(p + n - 8, 8);
-    if (n > 16) c = load(p + 8, 8);
+    key.first = load8(p);
+    key.last = load8(p + n - 8);
+    if (n > 16) key.middle = load8(p + 8);
   } else if (n >= 4) {
-    a = load(p, 4);
-    b = load(p + n - 4, 4);
-  } else if (n > 0) {
-    a = load(p, 1) << 16 | load(p + n / 2, 1) << 8 | load(p + n - 1, 1);
+    key.first = load4(p);
+    key.last = load4(p + n - 4);
+  } else {
+    key.first = load1(p) << 16 | load1(p + n / 2) << 8 | load1(p + n - 1);
   }
-  return mix(mix(a ^ 0x9E3779B97F4A7C15u, b ^ 0xD6E8FEB86659FD93u ^ n), c ^ 0xA0761D6478BD642Fu);
+  return key;
 }
 
 }  // namespace lockstep
