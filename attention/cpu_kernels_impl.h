@@ -35,7 +35,7 @@ typedef uint16_t UnalignedHalfVec __attribute__((vector_size(kWidth * 2), aligne
 
 inline Vec Load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void Store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
-inline Vec Broadcast(float x) { return Vec{} + x; }
+inline Vec Broadcast(float x) { return x - Vec{}; }  // not +: that would make -0 a +0
 
 #if LOCKSTEP_KERNEL_WIDTH == 16
 inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
@@ -57,14 +57,24 @@ inline Vec Fma(Vec a, Vec b, Vec c) { return a * b + c; }
 
 inline Vec LoadAsFloat(const float* p) { return Load(p); }
 
+// Intrinsics, since gcc 12 splits a __builtin_convertvector in two halves; masked ones, since it
+// warns about the undefined operand inside the plain ones.
 inline Vec LoadAsFloat(const BF16* p) {
+#if LOCKSTEP_KERNEL_WIDTH == 16
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return reinterpret_cast<Vec>(reinterpret_cast<UintVec>(_mm512_maskz_cvtepu16_epi32(0xffff, bits))
+                               << 16);
+#elif LOCKSTEP_KERNEL_WIDTH == 8
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Vec>(reinterpret_cast<UintVec>(_mm256_cvtepu16_epi32(bits)) << 16);
+#else
   const HalfVec bits = *reinterpret_cast<const UnalignedHalfVec*>(p);
   return reinterpret_cast<Vec>(__builtin_convertvector(bits, UintVec) << 16);
+#endif
 }
 
 inline Vec LoadAsFloat(const F16* p) {
 #if LOCKSTEP_KERNEL_WIDTH == 16
-  // The masked form, since gcc 12 warns about the undefined operand inside the plain one.
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif LOCKSTEP_KERNEL_WIDTH == 8
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -240,6 +250,12 @@ void Multiply(const Operands& o, int64_t rows, int64_t columns) {
   }
 }
 
+// Rows of a register tile: 7 rows go as 4 and 3, not as 6 and a slow single one.
+inline int64_t RowsAtOnce(int64_t rows) {
+  const int64_t tiles = (rows + kRows - 1) / kRows;
+  return (rows + tiles - 1) / tiles;
+}
+
 // ---- exp and the softmax of a row ---------------------------------------------------------------
 
 // exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, exp(r) by a polynomial of degree 7
@@ -330,8 +346,9 @@ void ComputeLogits(const KeyTileTask& task, int64_t strip, int64_t begin, int64_
   const int64_t first = begin / kWidth * kWidth;
   const int64_t last = (end + kWidth - 1) / kWidth * kWidth;
   PackKeys<T>(task, strip, first, last);
-  for (int64_t row = 0; row < task.num_rows; row += kRows) {
-    const int64_t rows = task.num_rows - row < kRows ? task.num_rows - row : kRows;
+  const int64_t step = RowsAtOnce(task.num_rows);
+  for (int64_t row = 0; row < task.num_rows; row += step) {
+    const int64_t rows = task.num_rows - row < step ? task.num_rows - row : step;
     float* const logits = task.logits + row * kKeyTile + first;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t k = 0; k < last - first; k += kWidth) Store(logits + r * kKeyTile + k, Vec{});
@@ -368,8 +385,9 @@ template <typename T>
 void AccumulateValues(const KeyTileTask& task, int64_t strip, int64_t begin, int64_t end,
                       float* acc) {
   UnpackValues<T>(task, strip, begin, end);
-  for (int64_t row = 0; row < task.num_rows; row += kRows) {
-    const int64_t rows = task.num_rows - row < kRows ? task.num_rows - row : kRows;
+  const int64_t step = RowsAtOnce(task.num_rows);
+  for (int64_t row = 0; row < task.num_rows; row += step) {
+    const int64_t rows = task.num_rows - row < step ? task.num_rows - row : step;
     int64_t low[kRows];
     int64_t high[kRows];
     int64_t common_begin = begin;
@@ -392,12 +410,28 @@ void AccumulateValues(const KeyTileTask& task, int64_t strip, int64_t begin, int
   }
 }
 
+// Pages of a request lie anywhere, and a head's part of a page is a few KB: too short for the
+// processor to see a stream. Asks for the vectors of positions [begin, end).
+template <typename T>
+void Prefetch(const KeyTileTask& task, const void* data, int64_t begin, int64_t end) {
+  constexpr int64_t kCacheLine = 64;
+  const int64_t bytes = task.head_dim * static_cast<int64_t>(sizeof(T));
+  for (int64_t key = begin; key < end; ++key) {
+    const char* const row =
+        reinterpret_cast<const char*>(static_cast<const T*>(data) + task.offsets[key]);
+    for (int64_t byte = 0; byte < bytes; byte += kCacheLine) __builtin_prefetch(row + byte);
+  }
+}
+
 template <typename T>
 void AttendKeyTileOf(const KeyTileTask& task, const SoftmaxState& partial) {
   const int64_t first_strip = task.key_begin / kKeyStrip * kKeyStrip;
   for (int64_t strip = first_strip; strip < task.key_end; strip += kKeyStrip) {
     const int64_t begin = strip > task.key_begin ? strip : task.key_begin;
     const int64_t end = strip + kKeyStrip < task.key_end ? strip + kKeyStrip : task.key_end;
+    const int64_t next_end = end + kKeyStrip < task.key_end ? end + kKeyStrip : task.key_end;
+    Prefetch<T>(task, task.keys, end, next_end);
+    Prefetch<T>(task, task.values, begin, end);
     ComputeLogits<T>(task, strip, begin, end);
   }
   for (int64_t row = 0; row < task.num_rows; ++row) {

@@ -102,6 +102,25 @@ void RunForward(benchmark::State& state, Setup& s, int64_t threads) {
   }
 }
 
+// The ceiling of decode: reading 512 MiB in order. Argument: threads.
+void BM_Read(benchmark::State& state) {
+  const int64_t count = (int64_t{512} << 20) / static_cast<int64_t>(sizeof(uint64_t));
+  const std::vector<uint64_t> words(count, 1);
+  ThreadPool pool(static_cast<int>(state.range(0)));
+  for (auto _ : state) {
+    pool.ParallelFor(count, 64, [&](int64_t begin, int64_t end) {
+      uint64_t sum = 0;
+      for (int64_t i = begin; i < end; ++i) sum += words[i];
+      benchmark::DoNotOptimize(sum);
+    });
+  }
+  state.counters["GB/s"] = benchmark::Counter(
+      static_cast<double>(count) * 8e-9 * static_cast<double>(state.iterations()),
+      benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_Read)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime()->Unit(
+    benchmark::kMicrosecond);
+
 // Arguments: threads, requests, context, query heads, KV heads, D, KV dtype.
 void BM_Decode(benchmark::State& state) {
   const int64_t requests = state.range(1), context = state.range(2);
