@@ -227,7 +227,7 @@ void Scheduler::DeliverPromptLogits(int64_t b, int64_t first_position, int64_t r
     if (std::all_of(values, values + vocab_size, [](float x) { return std::isfinite(x); })) {
       continue;
     }
-    entry.score_error = absl::StrFormat("request %d: the logits of position %d are not finite",
+    entry.score_error = absl::StrFormat("request %d: the logits of position %d hold NaN or infinity",
                                         entry.id, first_position + row);
   }
   if (entry.score_error.empty()) entry.request.on_prompt_logits(first_position, rows, logits);

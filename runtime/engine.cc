@@ -1,0 +1,149 @@
+#include "runtime/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "attention/selector.h"
+#include "parallel/partition.h"
+#include "runtime/core/log.h"
+#include "runtime/engine_loop.h"
+#include "runtime/host_memory.h"
+#include "runtime/kv_budget.h"
+
+namespace lockstep {
+
+namespace {
+
+absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  if (value >= min && value <= kMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %d: it must be %d to %d", name, value, min, kMax));
+}
+
+absl::Status CheckOptions(const EngineOptions& options) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 0));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1));
+  LOCKSTEP_RETURN_IF_ERROR(
+      CheckOption("max_num_batched_tokens", options.max_num_batched_tokens, 1));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOption("num_threads", options.num_threads, 1));
+  if (options.kv_cache_memory_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("kv_cache_memory_bytes is %d: it must be at least 0 (0: automatic)",
+                        options.kv_cache_memory_bytes));
+  }
+  return absl::OkStatus();
+}
+
+// This rank's backend and weights. Not a collective.
+absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
+                       const std::vector<RankPartition>& partition, int64_t max_model_len,
+                       Communicator& communicator, EngineParts& parts) {
+  const ModelConfig& config = source.config;
+  parts.threads = std::make_unique<ThreadPool>(options.num_threads);
+  AttentionRequirements requirements;
+  requirements.kv_dtype = options.dtype;
+  requirements.head_dim = config.head_dim;
+  requirements.block_size = options.block_size;
+  requirements.sliding_window =
+      std::any_of(config.layer_windows.begin(), config.layer_windows.end(),
+                  [](int64_t window) { return window > 0; });
+  requirements.deterministic = true;  // a request's ids may not depend on its neighbours
+  LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
+                            SelectBackend(requirements, options.attention_backend, *parts.threads));
+  if (communicator.rank() == 0) LogInfo(selection.report.ToString());
+  parts.attention = std::move(selection.backend);
+  const DecoderOptions decoder_options{.dtype = options.dtype,
+                                       .max_num_batched_tokens = options.max_num_batched_tokens,
+                                       .max_model_len = max_model_len};
+  LOCKSTEP_ASSIGN_OR_RETURN(parts.decoder,
+                            Decoder::Load(source, partition, decoder_options, *parts.attention,
+                                          communicator, *parts.threads));
+  return absl::OkStatus();
+}
+
+// COLLECTIVE. Every rank's number of blocks. The weights are loaded everywhere, so the free memory
+// is what they left.
+absl::StatusOr<KvBudget> AgreeOnBudget(const EngineOptions& options, int64_t wanted_model_len,
+                                       const KvPoolShape& shape, Communicator& communicator) {
+  const int64_t mine = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
+                                      AvailableHostMemoryBytes(), communicator.ranks_on_host());
+  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
+  LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&mine, sizeof(mine), all.data()));
+  for (int64_t& blocks : all) {  // block ids are int32
+    blocks = std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max());
+  }
+  return MakeKvBudget(options, wanted_model_len, all);
+}
+
+void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wanted_model_len,
+               const KvPoolShape& shape, const RankPartition& limiting) {
+  KvPoolShape limiting_shape = shape;
+  limiting_shape.num_kv_heads = limiting.kv_heads.size();
+  const double mib = static_cast<double>(limiting_shape.BytesPerBlock() * budget.num_blocks) /
+                     static_cast<double>(1 << 20);
+  LogInfo(absl::StrFormat(
+      "KV cache: %d blocks of %d tokens = %d tokens, limited by rank %d (%d KV heads, %.1f MiB)",
+      budget.num_blocks, options.block_size, budget.num_blocks * options.block_size,
+      budget.limiting_rank, limiting.kv_heads.size(), mib));
+  if (budget.max_model_len < wanted_model_len) {
+    LogInfo(absl::StrFormat(
+        "maximum length: %d tokens, what the KV cache holds, less than the model's %d positions",
+        budget.max_model_len, wanted_model_len));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source,
+                                                       const EngineOptions& options,
+                                                       Communicator& communicator) {
+  const auto start = std::chrono::steady_clock::now();
+  const ModelConfig& config = source.config;
+  // The same verdict on all ranks, before the first collective.
+  LOCKSTEP_RETURN_IF_ERROR(CheckOptions(options));
+  LOCKSTEP_ASSIGN_OR_RETURN(const int64_t wanted_model_len, WantedModelLen(options, config));
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
+                            PartitionModel(config.Dims(), communicator.size()));
+  EngineParts parts;
+  LOCKSTEP_RETURN_IF_ERROR(Agree(
+      communicator, LoadParts(source, options, partition, wanted_model_len, communicator, parts)));
+
+  const KvPoolShape shape{
+      .num_layers = config.num_layers,
+      .num_kv_heads = partition[static_cast<size_t>(communicator.rank())].kv_heads.size(),
+      .head_dim = config.head_dim,
+      .block_size = options.block_size,
+      .dtype = options.dtype};
+  LOCKSTEP_ASSIGN_OR_RETURN(const KvBudget budget,
+                            AgreeOnBudget(options, wanted_model_len, shape, communicator));
+  auto pool = KvPool::Create(shape, budget.num_blocks);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, pool.status()));
+  parts.pool = *std::move(pool);
+  if (communicator.rank() == 0) {
+    LogBudget(budget, options, wanted_model_len, shape,
+              partition[static_cast<size_t>(budget.limiting_rank)]);
+  }
+
+  const PlanLimits limits{.max_num_batched_tokens = options.max_num_batched_tokens,
+                          .max_num_seqs = options.max_num_seqs,
+                          .max_model_len = budget.max_model_len,
+                          .block_size = options.block_size,
+                          .num_blocks = budget.num_blocks,
+                          .vocab_size = config.vocab_size,
+                          .max_logits_rows = 0};
+  std::vector<Range> vocab_ranges;
+  for (const RankPartition& rank : partition) vocab_ranges.push_back(rank.vocab);
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      std::unique_ptr<EngineLoop> engine,
+      EngineLoop::Create(limits, vocab_ranges, std::move(parts), communicator));
+  engine->set_load_seconds(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace lockstep
