@@ -156,12 +156,77 @@ TEST(RopeTest, YarnRampAndAttentionFactor) {
   }
 }
 
-TEST(RopeTest, PartialRotationHasAFewerPairs) {
+TEST(RopeTest, PartialRotationHasFewerPairs) {
   RopeConfig config;
   config.partial_rotary_factor = 0.5;
   const RotaryEmbedding rope = Make(config, 128);
   EXPECT_EQ(rope.rotary_dim(), 64);
   EXPECT_EQ(rope.InvFreq(1), Make(RopeConfig(), 64).InvFreq(1));
+}
+
+// A Llama config of head_dim 128 with `extra` keys.
+RotaryEmbedding FromJson(const Json& extra) {
+  Json json = {{"architectures", {"LlamaForCausalLM"}},
+               {"model_type", "llama"},
+               {"hidden_size", 256},
+               {"intermediate_size", 512},
+               {"num_hidden_layers", 1},
+               {"num_attention_heads", 2},
+               {"num_key_value_heads", 2},
+               {"head_dim", 128},
+               {"vocab_size", 64},
+               {"max_position_embeddings", 4096}};
+  json.update(extra);
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(json, "config.json");
+  EXPECT_TRUE(config.ok()) << config.status();
+  return Make(config->rope, config->head_dim);
+}
+
+TEST(RopeTest, SpellingsOfOneConfigGiveTheSameBits) {
+  const std::vector<float> expected = FromJson({{"rope_theta", 1000000}}).InvFreq(1);
+  RopeConfig plain;
+  plain.theta = 1e6;
+  EXPECT_EQ(expected, Make(plain, 128).InvFreq(1));
+  const Json inside = {{"rope_type", "default"}, {"rope_theta", 1000000}};
+  const Json without = {{"rope_type", "default"}};
+  const std::vector<Json> spellings = {
+      {{"rope_theta", 1000000.0}},
+      {{"rope_parameters", inside}},
+      {{"rope_theta", 1000000.0}, {"rope_parameters", inside}},
+      {{"rope_theta", 1000000}, {"rope_parameters", without}},
+      {{"rope_theta", 500}, {"rope_parameters", inside}},  // a conflict: rope_parameters wins
+  };
+  for (const Json& spelling : spellings) {
+    EXPECT_EQ(FromJson(spelling).InvFreq(1), expected) << spelling.dump();
+  }
+}
+
+TEST(RopeTest, PartialRotationAndLegacyTypeKey) {
+  const Json inside = {
+      {"rope_type", "default"}, {"rope_theta", 10000.0}, {"partial_rotary_factor", 0.5}};
+  const RotaryEmbedding top = FromJson({{"rope_theta", 10000}, {"partial_rotary_factor", 0.5}});
+  EXPECT_EQ(top.rotary_dim(), 64);
+  EXPECT_EQ(FromJson({{"rope_parameters", inside}}).rotary_dim(), 64);
+  EXPECT_EQ(FromJson({{"rope_parameters", inside}}).InvFreq(1), top.InvFreq(1));
+  Json scaling = {{"factor", 8.0},
+                  {"low_freq_factor", 1.0},
+                  {"high_freq_factor", 4.0},
+                  {"original_max_position_embeddings", 8192}};
+  scaling["rope_type"] = "llama3";
+  const std::vector<float> current =
+      FromJson({{"rope_theta", 500000.0}, {"rope_scaling", scaling}}).InvFreq(1);
+  scaling.erase("rope_type");
+  scaling["type"] = "llama3";
+  EXPECT_EQ(FromJson({{"rope_theta", 500000.0}, {"rope_scaling", scaling}}).InvFreq(1), current);
+  EXPECT_EQ(current, Make(Llama3(8), 128).InvFreq(1));
+}
+
+TEST(RopeTest, DynamicOfAConfigIsTrainedOnItsMaxPositions) {
+  const RotaryEmbedding rope = FromJson(
+      {{"rope_theta", 10000.0}, {"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}});
+  EXPECT_EQ(rope.Base(4096), 10000.0);
+  EXPECT_NEAR(rope.Base(4097), 10004.9603, 1e-4);
+  EXPECT_NEAR(rope.Base(8192), 30527.7367, 1e-4);
 }
 
 TEST(RopeTest, RefusesNumbersThatMakeNoFrequencies) {
