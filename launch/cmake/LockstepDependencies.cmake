@@ -7,7 +7,9 @@ find_package(MPI REQUIRED COMPONENTS C)
 find_package(absl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(spdlog REQUIRED)
-find_package(CLI11 QUIET)
+# spdlog is compiled into one source file, and so is fmt: no shared libfmt.
+set_target_properties(spdlog::spdlog_header_only PROPERTIES
+  INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
 
 # Debian's Abseil targets name the shared libraries, though the archives lie beside them.
 get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)

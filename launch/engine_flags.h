@@ -1,0 +1,28 @@
+// Options that generate and score share: what model, and how the engine runs it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "model/checkpoint/checkpoint.h"
+#include "runtime/core/log.h"
+#include "runtime/engine.h"
+
+namespace lockstep {
+
+struct EngineFlags {
+  std::string model;
+  LoadFormat load_format = LoadFormat::kAuto;
+  std::optional<DType> dtype;  // none: auto
+  std::optional<int> tp;       // must be the number of ranks when given
+  LogLevel log_level = LogLevel::kInfo;
+  // As given on the command line. dtype is filled in once the model is open; num_threads 0 means
+  // the host's cores shared out among its ranks.
+  EngineOptions engine = [] {
+    EngineOptions options;
+    options.num_threads = 0;
+    return options;
+  }();
+};
+
+}  // namespace lockstep

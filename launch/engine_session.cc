@@ -1,0 +1,156 @@
+#include "launch/engine_session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include "parallel/mpi_communicator.h"
+#include "parallel/partition.h"
+
+namespace lockstep {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A fault after the start. Says whose it is, whatever the log level, and ends the job.
+[[noreturn]] void FailJob(const Communicator& communicator, const std::string& message) {
+  if (communicator.size() > 1) {
+    std::fprintf(stderr, "lockstep error: rank %d (%s): %s\n", communicator.rank(),
+                 communicator.host().c_str(), message.c_str());
+  } else {
+    std::fprintf(stderr, "lockstep error: %s\n", message.c_str());
+  }
+  AbortJob(1);
+}
+
+absl::Status CheckTpSize(const EngineFlags& flags, const Communicator& communicator) {
+  if (flags.tp.value_or(communicator.size()) == communicator.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--tp %d, but %d rank%s started; start it with mpirun -np %d", *flags.tp, communicator.size(),
+      communicator.size() == 1 ? " was" : "s were", *flags.tp));
+}
+
+// Each rank opens the model by itself; rank 0 also prepares its job.
+absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& communicator,
+                            EngineJob& job, ModelSource* source) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckTpSize(flags, communicator));
+  LOCKSTEP_ASSIGN_OR_RETURN(*source, OpenModel(flags.model, flags.load_format));
+  LOCKSTEP_RETURN_IF_ERROR(PartitionModel(source->config.Dims(), communicator.size()).status());
+  return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
+}
+
+EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& config,
+                                   const Communicator& communicator) {
+  EngineOptions options = flags.engine;
+  options.dtype = flags.dtype.value_or(config.dtype);
+  if (options.dtype == DType::kF16) options.dtype = DType::kF32;  // no float16 arithmetic yet
+  if (options.num_threads == 0) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    options.num_threads = std::max(1, cores / communicator.ranks_on_host());
+  }
+  return options;
+}
+
+// Rank 0's part between a standing engine and its end. The job's exit status.
+int Lead(Communicator& communicator, Engine& engine, EngineJob& job, const SessionInfo& session) {
+  if (absl::Status status = job.Submit(engine, session); !status.ok()) {
+    Log(LogLevel::kError, std::string(status.message()));
+    return 2;
+  }
+  if (absl::Status status = engine.RunUntilIdle(); !status.ok()) {
+    FailJob(communicator, std::string(status.message()));
+  }
+  if (absl::Status status = job.Finish(engine, session); !status.ok()) {
+    Log(LogLevel::kError, std::string(status.message()));
+    return 1;
+  }
+  return 0;
+}
+
+int LeadOrFollow(Communicator& communicator, Engine& engine, EngineJob& job,
+                 const SessionInfo& session) {
+  int exit_status = 0;
+  absl::Status status;
+  if (communicator.rank() == 0) {
+    exit_status = Lead(communicator, engine, job, session);
+    status = engine.Stop();
+  } else {
+    status = engine.Follow();
+  }
+  if (status.ok()) status = communicator.Broadcast(&exit_status, sizeof(exit_status), 0);
+  if (!status.ok()) FailJob(communicator, std::string(status.message()));
+  return exit_status;
+}
+
+// Everything once the ranks can talk. A refusal is the same status on all ranks.
+absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communicator,
+                               EngineJob& job) {
+  const Clock::time_point start = Clock::now();
+  ModelSource source;
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, OpenOnThisRank(flags, communicator, job, &source)));
+  const EngineOptions options = ResolveEngineOptions(flags, source.config, communicator);
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                            Engine::Create(source, options, communicator));
+  const SessionInfo session{communicator.size(), options.num_threads, options.dtype,
+                            SecondsSince(start)};
+  return LeadOrFollow(communicator, *engine, job, session);
+}
+
+const char* LauncherVariable(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name)) return value;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
+  SetLogLevel(flags.log_level);
+  if (LaunchedRank() != 0) SilenceLog();
+  absl::StatusOr<std::unique_ptr<Communicator>> communicator = CreateMpiCommunicator();
+  if (!communicator.ok()) {
+    Log(LogLevel::kError, std::string(communicator.status().message()));
+    return 2;
+  }
+  if ((*communicator)->rank() != 0) SilenceLog();
+  try {
+    absl::StatusOr<int> exit_status = RunOnRanks(flags, **communicator, job);
+    if (exit_status.ok()) return *exit_status;
+    Log(LogLevel::kError, std::string(exit_status.status().message()));
+    // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
+    if (absl::Status status = (*communicator)->Barrier(); !status.ok()) return 2;
+    return 2;
+  } catch (const std::exception& e) {  // out of memory, or a bug
+    FailJob(**communicator, absl::StrFormat("unexpected exception: %s", e.what()));
+  }
+}
+
+int LaunchedRank() {
+  const char* rank = LauncherVariable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"});
+  return rank == nullptr ? 0 : std::atoi(rank);
+}
+
+bool LaunchedAsOneOfSeveral() {
+  const char* size = LauncherVariable({"OMPI_COMM_WORLD_SIZE"});
+  return size != nullptr && std::atoi(size) > 1;
+}
+
+int LeaveRefused() {
+  if (!LaunchedAsOneOfSeveral()) return 2;
+  if (auto communicator = CreateMpiCommunicator(); communicator.ok()) {
+    (*communicator)->Barrier().IgnoreError();
+  }
+  return 2;
+}
+
+}  // namespace lockstep

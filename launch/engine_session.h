@@ -1,0 +1,52 @@
+// The life of an engine command on all ranks: start-up, work on rank 0, end, exit status.
+//
+//   every rank   open the model      -> Agree: a refusal ends all ranks with 2
+//   rank 0       EngineJob::Prepare  -> the same Agree
+//   every rank   make the engine     -> refusals end all ranks with 2
+//   rank 0       EngineJob::Submit, run the engine, EngineJob::Finish; the others follow
+//   every rank   learn rank 0's exit status
+//
+// Rank 0 alone prints. The exception is a fault after the start: other ranks may be inside a
+// collective then, so the rank that met it says so with its number and ends the whole job with 1.
+#pragma once
+
+#include "launch/engine_flags.h"
+#include "runtime/engine.h"
+
+namespace lockstep {
+
+// What is known once the engine stands.
+struct SessionInfo {
+  int num_ranks = 1;
+  int num_threads = 1;  // of each rank
+  DType dtype = DType::kF32;
+  double load_seconds = 0;  // from the start of the command until the engine stands
+};
+
+// What rank 0 does. Not used on other ranks.
+class EngineJob {
+ public:
+  virtual ~EngineJob() = default;
+
+  // Reads inputs, checks that outputs can be written. A failure means exit status 2. `source`
+  // outlives the job's use.
+  virtual absl::Status Prepare(const ModelSource& source) = 0;
+  // Submits every request. A failure means exit status 2.
+  virtual absl::Status Submit(Engine& engine, const SessionInfo& session) = 0;
+  // After the engine has run: prints what remains. A failure means exit status 1.
+  virtual absl::Status Finish(const Engine& engine, const SessionInfo& session) = 0;
+};
+
+// COLLECTIVE over all processes of the job. Returns the exit status, the same on all ranks.
+int RunEngineJob(const EngineFlags& flags, EngineJob& job);
+
+// The rank number that the launcher put into the environment; 0 without one. Needs no MPI.
+int LaunchedRank();
+// True when a launcher started this process as one of several ranks.
+bool LaunchedAsOneOfSeveral();
+
+// Ends a command that was refused before MPI was started: under a launcher all ranks meet first, so
+// that mpirun, which kills the others when one has failed, does not cut rank 0 short. Returns 2.
+int LeaveRefused();
+
+}  // namespace lockstep

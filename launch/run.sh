@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# usage: run.sh [-n RANKS] COMMAND ARG...        for instance: run.sh -n 2 generate model.gguf --prompt Hello
+#
+# Runs `lockstep COMMAND ARG...` on RANKS processes (default 1) of this host, with the settings of Open MPI that suit it:
+# allowed as root, as many ranks as wanted, threads not pinned to one core, waiting ranks leave their core to others, and no
+# banner of mpirun after a message of lockstep's own. LOCKSTEP names another binary than build/release/lockstep.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+lockstep=${LOCKSTEP:-$here/../build/release/lockstep}
+ranks=1
+if [ "${1:-}" = -n ]; then
+  ranks=${2:-}
+  [[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: -n needs the number of ranks" >&2; exit 2; }
+  shift 2
+fi
+[ -x "$lockstep" ] || { echo "run.sh: $lockstep is not built; bash launch/quickstart.sh builds it" >&2; exit 2; }
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+export OMPI_MCA_mpi_yield_when_idle=1
+export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader}  # one host: shared memory
+
+status=0
+mpirun -q -np "$ranks" "$lockstep" "$@" || status=$?
+if [ "$status" -gt 128 ]; then
+  echo "run.sh: a rank was ended by signal $((status - 128)); the job is over" >&2
+fi
+exit "$status"

@@ -1,0 +1,248 @@
+#include "launch/command_line.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using Args = std::vector<std::string>;
+
+template <typename Options>
+Options Parse(const Args& args) {
+  const absl::StatusOr<Command> command = ParseCommandLine(args);
+  EXPECT_TRUE(command.ok()) << command.status();
+  if (!command.ok() || !std::holds_alternative<Options>(*command)) {
+    ADD_FAILURE() << "not the command expected";
+    return Options();
+  }
+  return std::get<Options>(*command);
+}
+
+std::string Refusal(const Args& args) {
+  const absl::StatusOr<Command> command = ParseCommandLine(args);
+  return command.ok() ? "accepted" : std::string(command.status().message());
+}
+
+// The first line of the refusal when `extra` follows a valid generate command.
+std::string GenerateRefusal(const Args& extra) {
+  Args args = {"generate", "model", "--prompt", "x"};
+  args.insert(args.end(), extra.begin(), extra.end());
+  const std::string message = Refusal(args);
+  return message.substr(0, message.find('\n'));
+}
+
+TEST(CommandLine, GenerateDefaults) {
+  const auto options = Parse<GenerateOptions>({"generate", "model", "--prompt", "x"});
+  EXPECT_EQ(options.engine.model, "model");
+  EXPECT_EQ(options.engine.load_format, LoadFormat::kAuto);
+  EXPECT_FALSE(options.engine.dtype.has_value());
+  EXPECT_EQ(options.engine.engine.num_threads, 0);
+  EXPECT_EQ(options.engine.engine.block_size, 16);
+  EXPECT_FALSE(options.sampling.temperature.has_value());
+  EXPECT_FALSE(options.sampling.seed.has_value());
+  EXPECT_EQ(options.sampling.max_tokens, 128);
+  EXPECT_TRUE(options.use_generation_config);
+  EXPECT_FALSE(options.json);
+}
+
+TEST(CommandLine, GenerateTakesEveryOption) {
+  const auto options = Parse<GenerateOptions>({"generate",  "--max-tokens=5",
+                                               "model",     "--ids",
+                                               "1, 2,3",    "--temperature",
+                                               "0.5",       "--top-p=1",
+                                               "--top-k",   "7",
+                                               "--seed",    "18446744073709551615",
+                                               "--stop",    "a",
+                                               "--stop=b",  "--ignore-eos",
+                                               "--dtype",   "bfloat16",
+                                               "--threads", "3",
+                                               "--json",    "--max-model-len",
+                                               "64",        "--max-num-seqs",
+                                               "4",         "--max-num-batched-tokens",
+                                               "7",         "--block-size",
+                                               "32",        "--load-format",
+                                               "dummy",     "--generation-config",
+                                               "none",      "--kv-cache-memory",
+                                               "2M",        "--attention-backend",
+                                               "cpu",       "--device",
+                                               "cpu",       "--log-level",
+                                               "debug",     "--tp",
+                                               "2"});
+  EXPECT_EQ(options.prompts.at(0).ids, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(options.sampling.max_tokens, 5);
+  EXPECT_EQ(options.sampling.temperature, 0.5);
+  EXPECT_EQ(options.sampling.top_p, 1.0);
+  EXPECT_EQ(options.sampling.top_k, 7);
+  EXPECT_EQ(options.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(options.stop, (Args{"a", "b"}));
+  EXPECT_TRUE(options.sampling.ignore_eos);
+  EXPECT_EQ(options.engine.dtype, DType::kBF16);
+  EXPECT_EQ(options.engine.engine.num_threads, 3);
+  EXPECT_TRUE(options.json);
+  EXPECT_EQ(options.engine.engine.max_model_len, 64);
+  EXPECT_EQ(options.engine.engine.max_num_seqs, 4);
+  EXPECT_EQ(options.engine.engine.max_num_batched_tokens, 7);
+  EXPECT_EQ(options.engine.engine.block_size, 32);
+  EXPECT_EQ(options.engine.load_format, LoadFormat::kDummy);
+  EXPECT_FALSE(options.use_generation_config);
+  EXPECT_EQ(options.engine.engine.kv_cache_memory_bytes, 2 << 20);
+  EXPECT_EQ(options.engine.engine.attention_backend, "cpu");
+  EXPECT_EQ(options.engine.log_level, LogLevel::kDebug);
+  EXPECT_EQ(options.engine.tp, 2);
+}
+
+TEST(CommandLine, PromptsKeepOrderAndBytes) {
+  const auto options = Parse<GenerateOptions>({"generate", "m", "--prompt", "[a, b]", "--ids", "4",
+                                               "--prompt-file", "f", "--prompt={}", "--prompt",
+                                               "-1", "--prompt=--json", "--prompt", " \"x\"=\n"});
+  ASSERT_EQ(options.prompts.size(), 7u);
+  EXPECT_EQ(options.prompts[0].text, "[a, b]");
+  EXPECT_EQ(options.prompts[1].kind, PromptInput::Kind::kIds);
+  EXPECT_EQ(options.prompts[2].kind, PromptInput::Kind::kFile);
+  EXPECT_EQ(options.prompts[3].text, "{}");
+  EXPECT_EQ(options.prompts[4].text, "-1");
+  EXPECT_EQ(options.prompts[5].text, "--json");
+  EXPECT_EQ(options.prompts[6].text, " \"x\"=\n");
+  EXPECT_FALSE(options.json);
+}
+
+TEST(CommandLine, LastValueCounts) {
+  const auto options =
+      Parse<GenerateOptions>({"generate", "m", "--prompt", "x", "--max-tokens", "3",
+                              "--max-tokens=9", "--dtype", "float32", "--dtype", "auto"});
+  EXPECT_EQ(options.sampling.max_tokens, 9);
+  EXPECT_FALSE(options.engine.dtype.has_value());
+}
+
+TEST(CommandLine, ValuesOutOfRangeAreNamed) {
+  EXPECT_EQ(GenerateRefusal({"--max-tokens", "0"}), "--max-tokens 0: it must be 1 or more");
+  EXPECT_EQ(GenerateRefusal({"--max-tokens", "9223372036854775808"}),
+            "--max-tokens 9223372036854775808: it must be 1 or more");
+  EXPECT_EQ(GenerateRefusal({"--max-tokens=2.5"}),
+            "--max-tokens 2.5: not an integer; it must be 1 or more");
+  EXPECT_EQ(GenerateRefusal({"--temperature", "-0.1"}), "--temperature -0.1: it must be 0 or more");
+  EXPECT_EQ(GenerateRefusal({"--temperature", "nan"}), "--temperature nan: not a finite number");
+  EXPECT_EQ(GenerateRefusal({"--temperature", "inf"}), "--temperature inf: not a finite number");
+  EXPECT_EQ(GenerateRefusal({"--temperature", "1e999"}),
+            "--temperature 1e999: not a finite number");
+  EXPECT_EQ(GenerateRefusal({"--temperature", "warm"}), "--temperature warm: not a number");
+  EXPECT_EQ(GenerateRefusal({"--top-p", "0"}), "--top-p 0: it must be above 0 and at most 1");
+  EXPECT_EQ(GenerateRefusal({"--top-p", "1.01"}), "--top-p 1.01: it must be above 0 and at most 1");
+  EXPECT_EQ(GenerateRefusal({"--top-k", "-1"}), "--top-k -1: it must be 0 or more");
+  EXPECT_EQ(GenerateRefusal({"--seed", "18446744073709551616"}),
+            "--seed 18446744073709551616: it must be an integer between 0 and 2^64 - 1");
+  EXPECT_EQ(GenerateRefusal({"--seed", "-1"}),
+            "--seed -1: it must be an integer between 0 and 2^64 - 1");
+  EXPECT_EQ(GenerateRefusal({"--threads", "0"}), "--threads 0: it must be between 1 and 1024");
+  EXPECT_EQ(GenerateRefusal({"--block-size", "24"}),
+            "--block-size 24: it must be a power of two between 1 and 256");
+  EXPECT_EQ(
+      GenerateRefusal({"--kv-cache-memory", "0"}),
+      "--kv-cache-memory 0: it must be a positive number of bytes, such as 536870912, 512M or "
+      "8G");
+  EXPECT_EQ(GenerateRefusal({"--kv-cache-memory", "9000000T"}),
+            "--kv-cache-memory 9000000T: it must be a positive number of bytes, such as 536870912, "
+            "512M or 8G");
+  EXPECT_EQ(GenerateRefusal({"--dtype", "float16"}),
+            "--dtype float16: it must be one of: auto, float32, bfloat16");
+  EXPECT_EQ(GenerateRefusal({"--device", "cuda"}),
+            "--device cuda: this lockstep was built without CUDA");
+  EXPECT_EQ(GenerateRefusal({"--prompt", ""}), "--prompt '': it is an empty string");
+  EXPECT_EQ(
+      GenerateRefusal({"--ids", "1,2,x"}),
+      "--ids 1,2,x: entry 3 is 'x'; token ids are integers of 0 or more, separated by commas: "
+      "1,2,3");
+  EXPECT_EQ(GenerateRefusal({"--ids", "7,"}).substr(0, 22), "--ids 7,: entry 2 is '");
+  EXPECT_EQ(GenerateRefusal({"--ids", "2147483648"}).substr(0, 40),
+            "--ids 2147483648: entry 1 is '2147483648");
+}
+
+TEST(CommandLine, UnknownNamesGetTheNearest) {
+  EXPECT_EQ(GenerateRefusal({"--max-token", "5"}),
+            "generate has no option --max-token; did you mean --max-tokens?");
+  EXPECT_EQ(GenerateRefusal({"--max_tokens=5"}),
+            "generate has no option --max_tokens; did you mean --max-tokens?");
+  EXPECT_EQ(GenerateRefusal({"--tmperature", "5"}),
+            "generate has no option --tmperature; did you mean --temperature?");
+  EXPECT_EQ(GenerateRefusal({"--zzzzzzzzz"}), "generate has no option --zzzzzzzzz");
+  EXPECT_EQ(GenerateRefusal({"-n", "5"}), "generate has no option -n");
+  EXPECT_EQ(Refusal({"genrate"}),
+            "there is no command 'genrate'; did you mean generate?\nTry 'lockstep help'.");
+  EXPECT_EQ(Refusal({"help", "scor"}),
+            "there is no command 'scor'; did you mean score?\nTry 'lockstep help'.");
+}
+
+TEST(CommandLine, MissingAndSurplusPieces) {
+  EXPECT_EQ(Refusal({}), "no command given\nTry 'lockstep help'.");
+  EXPECT_EQ(Refusal({"generate", "--prompt", "x"}),
+            "MODEL is missing: lockstep generate MODEL [options]\nTry 'lockstep help generate'.");
+  EXPECT_EQ(Refusal({"generate", "m"}),
+            "no prompt: give --prompt, --prompt-file or --ids\nTry 'lockstep help generate'.");
+  EXPECT_EQ(GenerateRefusal({"more"}), "unexpected argument 'more'; MODEL is already 'model'");
+  EXPECT_EQ(GenerateRefusal({"--", "--json"}),
+            "unexpected argument '--json'; did you mean --json?");
+  EXPECT_EQ(GenerateRefusal({"--max-tokens"}), "--max-tokens needs a value: --max-tokens N");
+  EXPECT_EQ(GenerateRefusal({"--prompt", "--json"}),
+            "--prompt needs a value, but the option --json follows; if that is the value, write "
+            "--prompt=--json");
+  EXPECT_EQ(GenerateRefusal({"--json=1"}), "--json takes no value");
+  EXPECT_EQ(GenerateRefusal({"--chat", "--ids", "1"}),
+            "--chat and --ids exclude each other: ids are used as they are");
+  EXPECT_EQ(Refusal({"score", "m"}),
+            "no input: give --ids or --text-file\nTry 'lockstep help score'.");
+  EXPECT_EQ(Refusal({"score", "m", "--ids", "1", "--text-file", "f"}),
+            "--ids and --text-file exclude each other\nTry 'lockstep help score'.");
+  EXPECT_EQ(Refusal({"version", "x"}),
+            "unexpected argument 'x'; version takes options alone\nTry 'lockstep help version'.");
+}
+
+TEST(CommandLine, HelpNamesEveryOption) {
+  const std::string general = Parse<HelpOptions>({"help"}).text;
+  EXPECT_EQ(Parse<HelpOptions>({"--help"}).text, general);
+  for (const char* command : {"generate", "score", "tokenize", "plan", "version", "help"}) {
+    EXPECT_NE(general.find(command), std::string::npos) << command;
+    const std::string help = Parse<HelpOptions>({"help", command}).text;
+    EXPECT_EQ(help.find("Usage: lockstep " + std::string(command)), 0u) << help;
+    EXPECT_EQ(Parse<HelpOptions>({command, "--nonsense", "--help"}).text, help);
+  }
+  const std::string help = Parse<HelpOptions>({"help", "generate"}).text;
+  for (const char* piece : {"--prompt TEXT",
+                            "--prompt-file FILE",
+                            "--ids",
+                            "--chat",
+                            "--max-tokens N",
+                            "[default: 128]",
+                            "--temperature X",
+                            "--top-p X",
+                            "--top-k N",
+                            "--seed S",
+                            "--stop TEXT",
+                            "--ignore-eos",
+                            "--dtype TYPE",
+                            "--threads T",
+                            "--json",
+                            "--max-model-len",
+                            "--max-num-seqs",
+                            "--max-num-batched-tokens",
+                            "--block-size",
+                            "--load-format",
+                            "--generation-config",
+                            "--kv-cache-memory",
+                            "mpirun -np 2",
+                            "Exit status"}) {
+    EXPECT_NE(help.find(piece), std::string::npos) << piece;
+  }
+  size_t begin = 0;
+  for (size_t end = help.find('\n'); end != std::string::npos; end = help.find('\n', begin)) {
+    EXPECT_LE(end - begin, 84u) << help.substr(begin, end - begin);
+    begin = end + 1;
+  }
+}
+
+TEST(CommandLine, HelpIsNotTakenForAValue) {
+  EXPECT_EQ(Parse<HelpOptions>({"generate", "m", "--prompt", "--help"}).text,
+            Parse<HelpOptions>({"help", "generate"}).text);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# usage: run.sh [CTEST OPTION...]        for instance: run.sh -R launch
+#
+# Every test of this machine: installs what is missing, builds the release preset with its tests, and runs them. Safe to run
+# again: seconds when nothing changed, plus the tests themselves. LOCKSTEP_SHARED names a folder of reference data (golden
+# checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+started=$SECONDS
+
+step() { printf '\n== %s\n' "$*"; }
+fail() { echo "tests/run.sh: $*" >&2; exit 1; }
+quietly() {
+  local what=$1 log; shift
+  log=$(mktemp)
+  "$@" >"$log" 2>&1 </dev/null || { cat "$log" >&2; rm -f "$log"; fail "$what failed (see above)"; }
+  rm -f "$log"
+}
+
+export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$(dirname "$PWD")/shared}
+
+step "1/3 Packages"
+bash launch/install_deps.sh --tests
+echo "all there"
+
+step "2/3 Build (a few minutes the first time)"
+launcher=()
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_WERROR=ON "${launcher[@]}"
+quietly "building" cmake --build --preset release
+echo "$PWD/build/release"
+
+step "3/3 Tests (reference data: $([ -d "$LOCKSTEP_SHARED" ] && echo "$LOCKSTEP_SHARED" || echo "none at $LOCKSTEP_SHARED"))"
+status=0
+ctest --test-dir build/release -j "$(nproc)" --output-on-failure --no-tests=error -LE 'gpu|bench' "$@" </dev/null || status=$?
+echo "Total time of tests/run.sh: $((SECONDS - started)) s"
+exit "$status"
