@@ -64,7 +64,8 @@ absl::Status CheckedFile::ReadAt(int64_t offset, int64_t size, void* dst) const 
     }
     if (n == 0) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "%s: ends at byte %d, it had %d bytes when it was opened", path_, offset, size_bytes_));
+          "%s: no byte %d: the file had %d bytes when it was opened and is shorter now", path_,
+          offset, size_bytes_));
     }
     out += n;
     offset += n;
