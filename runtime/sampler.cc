@@ -58,8 +58,8 @@ uint64_t Weight(float logit, float max_logit, double temperature) {
   return static_cast<uint64_t>(std::exp(x) * 0x1p40);
 }
 
-// The largest of logits[0, count), or NaN when there is a NaN or +infinity. Lanes, so that the
-// compiler uses vector instructions.
+// The largest of logits[0, count), or NaN when there is a NaN or +infinity. Lanes, and one thing a
+// loop, so that the compiler uses vector instructions.
 float MaxLogit(const float* logits, int64_t count) {
   constexpr int kLanes = 16;
   float max[kLanes];
@@ -67,19 +67,45 @@ float MaxLogit(const float* logits, int64_t count) {
   std::fill_n(max, kLanes, -std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float x = logits[i + lane];
-      max[lane] = x > max[lane] ? x : max[lane];
-      bad[lane] |= x <= FLT_MAX ? 0 : 1;
-    }
+    const float* x = logits + i;
+    for (int lane = 0; lane < kLanes; ++lane) max[lane] = x[lane] > max[lane] ? x[lane] : max[lane];
+    for (int lane = 0; lane < kLanes; ++lane) bad[lane] |= !(x[lane] <= FLT_MAX);
   }
   for (; i < count; ++i) {
-    max[0] = std::max(max[0], logits[i]);
-    bad[0] |= logits[i] <= FLT_MAX ? 0 : 1;
+    max[0] = logits[i] > max[0] ? logits[i] : max[0];
+    bad[0] |= !(logits[i] <= FLT_MAX);
   }
   if (*std::max_element(bad, bad + kLanes) != 0) return std::numeric_limits<float>::quiet_NaN();
   return *std::max_element(max, max + kLanes);
 }
+
+// The Gumbel-max trick over ids that are offered one by one.
+class GumbelRace {
+ public:
+  explicit GumbelRace(const SampleRow& row)
+      : row_key_(RowKey(row.seed, row.position)), temperature_(row.temperature) {}
+
+  // Lower ids win ties. Only ids whose noise may lift them over the best so far pay for two
+  // logarithms.
+  void Offer(float logit, int32_t id) {
+    const double scaled = logit / temperature_;
+    const uint64_t bits = RandomBits(row_key_, id);
+    if (scaled + GumbelBound(bits) < score_) return;
+    const double score = scaled + GumbelFromBits(bits);
+    if (score > score_ || (score == score_ && id < id_)) {
+      score_ = score;
+      id_ = id;
+    }
+  }
+  double score() const { return score_; }
+  int32_t id() const { return id_; }
+
+ private:
+  const uint64_t row_key_;
+  const double temperature_;
+  double score_ = -std::numeric_limits<double>::infinity();
+  int32_t id_ = kNoId;
+};
 
 }  // namespace
 
@@ -134,20 +160,11 @@ Sampler::Best Sampler::FindBest(const float* logits, const SampleRow& row) const
     const int64_t index = std::find(logits, logits + vocab_.size(), max) - logits;
     return {.score = max, .logit = max, .id = static_cast<int32_t>(vocab_.begin + index)};
   }
-  // Only ids whose noise may lift them over the best so far pay for two logarithms.
-  const uint64_t row_key = RowKey(row.seed, row.position);
-  Best best{.score = -std::numeric_limits<double>::infinity(), .logit = max, .id = kNoId};
+  GumbelRace race(row);
   for (int64_t i = 0; i < vocab_.size(); ++i) {
-    const double scaled = logits[i] / row.temperature;
-    const uint64_t bits = RandomBits(row_key, vocab_.begin + i);
-    if (scaled + GumbelBound(bits) <= best.score) continue;
-    const double score = scaled + GumbelFromBits(bits);
-    if (score > best.score) {
-      best.score = score;
-      best.id = static_cast<int32_t>(vocab_.begin + i);
-    }
+    race.Offer(logits[i], static_cast<int32_t>(vocab_.begin + i));
   }
-  return best;
+  return {.score = race.score(), .logit = max, .id = race.id()};
 }
 
 absl::Status Sampler::PickBest(const MatrixView& logits, std::span<const SampleRow> rows,
@@ -302,18 +319,9 @@ int32_t Sampler::PickFromCandidates(const SampleRow& row, float max_logit, const
       mass += weight(merged_[kept]);
     }
   }
-  const uint64_t row_key = RowKey(row.seed, row.position);
-  double best_score = -std::numeric_limits<double>::infinity();
-  int32_t best_id = merged_[0].id;
-  for (size_t i = 0; i < kept; ++i) {
-    const double score =
-        merged_[i].logit / row.temperature + GumbelFromBits(RandomBits(row_key, merged_[i].id));
-    if (score > best_score || (score == best_score && merged_[i].id < best_id)) {
-      best_score = score;
-      best_id = merged_[i].id;
-    }
-  }
-  return best_id;
+  GumbelRace race(row);
+  for (size_t i = 0; i < kept; ++i) race.Offer(merged_[i].logit, merged_[i].id);
+  return race.id();
 }
 
 }  // namespace lockstep
