@@ -14,9 +14,8 @@
 namespace lockstep {
 namespace {
 
-// MPI counts are ints: longer messages go in pieces.
-constexpr int64_t kMaxBytes = int64_t{1} << 30;
-constexpr int64_t kMaxSumCount = int64_t{1} << 20;
+// Sums go in pieces of 4 MiB, which bounds the memory that gathers them.
+constexpr int64_t kMaxSumBytes = 4 << 20;
 // From this size on, with 3 ranks or more, ranks exchange parts and sums instead of whole messages.
 constexpr int kSumInPartsCount = 8 << 10;
 constexpr int kGatherTag = 1;
@@ -52,8 +51,9 @@ absl::Status WaitPolitely(MPI_Request* request) {
 
 absl::Status MpiCollectives::AllReduceSum(float* data, int64_t count) {
   if (size_ == 1) return absl::OkStatus();
-  for (int64_t begin = 0; begin < count; begin += kMaxSumCount) {
-    const int n = static_cast<int>(std::min(kMaxSumCount, count - begin));
+  const int64_t piece = std::min(kMaxSumBytes, max_message_bytes_) / int64_t{sizeof(float)};
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    const int n = static_cast<int>(std::min(piece, count - begin));
     if (size_ == 2 || n < kSumInPartsCount) {
       LOCKSTEP_RETURN_IF_ERROR(SumWhole(data + begin, n));
     } else {
@@ -111,7 +111,7 @@ absl::Status MpiCollectives::AllGatherV(const void* send, std::span<const int64_
     total += bytes_per_rank[r];
   }
   uint8_t* out = static_cast<uint8_t*>(recv);
-  if (total <= kMaxBytes) {
+  if (total <= max_message_bytes_) {
     const std::vector<int> counts(bytes_per_rank.begin(), bytes_per_rank.end());
     const std::vector<int> offsets(begins.begin(), begins.end());
     MPI_Request request;
@@ -131,9 +131,9 @@ absl::Status MpiCollectives::AllGatherV(const void* send, std::span<const int64_
 absl::Status MpiCollectives::GatherV(const void* send, std::span<const int64_t> bytes_per_rank,
                                      void* recv, int root) {
   const auto transfer = [&](int64_t bytes, auto start) -> absl::Status {
-    for (int64_t at = 0; at < bytes; at += kMaxBytes) {
+    for (int64_t at = 0; at < bytes; at += max_message_bytes_) {
       MPI_Request request;
-      const int n = static_cast<int>(std::min(kMaxBytes, bytes - at));
+      const int n = static_cast<int>(std::min(max_message_bytes_, bytes - at));
       LOCKSTEP_RETURN_IF_ERROR(MpiStatus(start(at, n, &request), "MPI_Isend or MPI_Irecv"));
       LOCKSTEP_RETURN_IF_ERROR(WaitPolitely(&request));
     }
@@ -161,8 +161,8 @@ absl::Status MpiCollectives::GatherV(const void* send, std::span<const int64_t> 
 }
 
 absl::Status MpiCollectives::Broadcast(void* data, int64_t bytes, int root) {
-  for (int64_t at = 0; at < bytes; at += kMaxBytes) {
-    const int n = static_cast<int>(std::min(kMaxBytes, bytes - at));
+  for (int64_t at = 0; at < bytes; at += max_message_bytes_) {
+    const int n = static_cast<int>(std::min(max_message_bytes_, bytes - at));
     MPI_Request request;
     LOCKSTEP_RETURN_IF_MPI_ERROR(
         MPI_Ibcast(static_cast<uint8_t*>(data) + at, n, MPI_BYTE, root, comm_, &request));

@@ -13,6 +13,9 @@ namespace lockstep {
 // finalises it, unless a collective failed: then the process must end, and the launcher ends the
 // job. A program started without a launcher is a job of one rank and does not touch MPI.
 //
+// A rank that gives up while others go on must call AbortJob: between hosts the others would wait
+// for it for ever (on one host they get an Aborted status, as when a rank has died).
+//
 // Ranks of one host talk through shared memory, ranks of several hosts through MPI; the results are
 // the same bits. LOCKSTEP_COLLECTIVES=mpi in the environment makes all use MPI (for tests), auto is
 // the default.

@@ -183,9 +183,11 @@ absl::Status SharedCollectives::CheckSameRound() const {
 absl::Status SharedCollectives::CheckPeersAlive() const {
   for (int r = 0; r < size_; ++r) {
     const pid_t pid = control_->pids[r].load();
-    if (pid != 0 && IsDead(pid)) {
-      return absl::AbortedError(absl::StrFormat("rank %d (process %d) died", r, pid));
-    }
+    if (pid == 0 || !IsDead(pid)) continue;
+    // Others will name the rank that died, not this one, which leaves because of it.
+    int32_t nobody = -1;
+    control_->left_rank.compare_exchange_strong(nobody, r);
+    return absl::AbortedError(absl::StrFormat("rank %d (process %d) died", r, pid));
   }
   return absl::OkStatus();
 }

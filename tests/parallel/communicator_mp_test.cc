@@ -1,5 +1,6 @@
 // Runs under mpirun: every rank runs the same tests, rank 0 prints, and the exit status is not 0 on
 // any rank where a test failed on one.
+#include <mpi.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "parallel/mpi_collectives.h"
 #include "parallel/mpi_communicator.h"
 #include "tests/parallel/collectives_checks.h"
 
@@ -30,6 +32,51 @@ TEST(MpiCommunicatorTest, Gathers) { RunOrAbort(CheckGathers); }
 TEST(MpiCommunicatorTest, Broadcast) { RunOrAbort(CheckBroadcast); }
 TEST(MpiCommunicatorTest, Mixture) { RunOrAbort(CheckMixture); }
 TEST(MpiCommunicatorTest, Agree) { RunOrAbort(CheckAgree); }
+
+// MPI with messages cut into small pieces, as those above 2^30 bytes are.
+class ShortMessages : public Communicator {
+ public:
+  explicit ShortMessages(Communicator& job)
+      : job_(job), mpi_(MPI_COMM_WORLD, job.rank(), job.size(), 40000) {}
+
+  int rank() const override { return job_.rank(); }
+  int size() const override { return job_.size(); }
+  std::string host() const override { return job_.host(); }
+  int ranks_on_host() const override { return job_.ranks_on_host(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    return mpi_.AllReduceSum(data, count);
+  }
+  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
+    return mpi_.AllGatherV(send, std::vector<int64_t>(size(), bytes), recv);
+  }
+  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes, void* recv) override {
+    return mpi_.AllGatherV(send, bytes, recv);
+  }
+  absl::Status GatherV(const void* send, std::span<const int64_t> bytes, void* recv,
+                       int root) override {
+    return mpi_.GatherV(send, bytes, recv, root);
+  }
+  absl::Status Broadcast(void* data, int64_t bytes, int root) override {
+    return mpi_.Broadcast(data, bytes, root);
+  }
+  absl::Status Barrier() override { return mpi_.Barrier(); }
+
+ private:
+  Communicator& job_;
+  MpiCollectives mpi_;
+};
+
+TEST(MpiCommunicatorTest, LongMessagesGoInPieces) {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized == 0) GTEST_SKIP() << "started without a launcher: no MPI";
+  RunOrAbort([](Communicator& job) -> absl::Status {
+    ShortMessages communicator(job);
+    LOCKSTEP_RETURN_IF_ERROR(CheckAllReduceSum(communicator));
+    LOCKSTEP_RETURN_IF_ERROR(CheckGathers(communicator));
+    return CheckBroadcast(communicator);
+  });
+}
 
 TEST(MpiCommunicatorTest, LauncherAndCommunicatorCountAlike) {
   if (const char* size = std::getenv("OMPI_COMM_WORLD_SIZE")) {

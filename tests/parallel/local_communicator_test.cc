@@ -36,7 +36,7 @@ TEST(LocalCommunicatorTest, ARankThatLeavesAbortsTheOthers) {
 }
 
 TEST(LocalCommunicatorTest, LeavingAfterTheLastCollectiveHarmsNobody) {
-  for (int repeat = 0; repeat < 300; ++repeat) {
+  for (int repeat = 0; repeat < 100; ++repeat) {
     ExpectAllOk(
         RunLocalRanks(4, [](Communicator& communicator) { return communicator.Barrier(); }));
   }
