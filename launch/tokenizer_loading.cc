@@ -1,0 +1,49 @@
+#include "launch/tokenizer_loading.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "model/checkpoint/gguf.h"
+
+namespace lockstep {
+namespace {
+
+// Whether MODEL is a folder; NotFound when there is nothing of that name.
+absl::StatusOr<bool> IsFolder(const std::string& model) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(model, error);
+  if (!std::filesystem::exists(status)) {
+    return absl::NotFoundError(absl::StrFormat("%s: no such file or folder", model));
+  }
+  return std::filesystem::is_directory(status);
+}
+
+absl::StatusOr<ChatConfig> LoadGgufChatConfig(const std::string& path) {
+  LOCKSTEP_ASSIGN_OR_RETURN(GgufText text, ReadGgufText(path));
+  if (!text.chat_template.has_value()) {
+    return absl::NotFoundError(
+        absl::StrFormat("no chat template in %s (metadata tokenizer.chat_template)", path));
+  }
+  ChatConfig config = {.where = path, .chat_template = *std::move(text.chat_template)};
+  if (!text.bos_token.empty()) config.special_tokens.emplace_back("bos_token", text.bos_token);
+  if (!text.eos_token.empty()) config.special_tokens.emplace_back("eos_token", text.eos_token);
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(model));
+  if (is_folder) return Tokenizer::Load(model + "/tokenizer.json");
+  LOCKSTEP_ASSIGN_OR_RETURN(const GgufText text, ReadGgufText(model));
+  return TokenizerFromGguf(text.vocab, model);
+}
+
+absl::StatusOr<std::unique_ptr<ChatFormat>> LoadChatFormat(const std::string& model) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(model));
+  LOCKSTEP_ASSIGN_OR_RETURN(const ChatConfig config,
+                            is_folder ? LoadChatConfig(model) : LoadGgufChatConfig(model));
+  return ChatFormat::Create(config);
+}
+
+}  // namespace lockstep
