@@ -47,6 +47,13 @@ bool EndsWithWord(std::string_view text) {
   return IsWordCharacter(FirstCharacter(text.substr(last), &length));
 }
 
+// End of the whitespace that begins at `at`. `*known` is the last answer: inside the same run it is
+// not searched again, which would take quadratic time.
+size_t WhitespaceEnd(std::string_view text, size_t at, size_t* known) {
+  if (at > *known) *known = text.size() - StripLeft(text.substr(at)).size();
+  return *known;
+}
+
 }  // namespace
 
 int32_t AddedTokenMatcher::Child(int32_t node, unsigned char byte) const {
@@ -94,8 +101,8 @@ int32_t AddedTokenMatcher::LongestAt(std::string_view text, size_t* length) cons
 
 void AddedTokenMatcher::Split(std::string_view text, std::vector<Segment>* segments) const {
   segments->clear();
-  size_t done = 0;      // everything before is in `segments`
-  size_t stripped = 0;  // an rstrip took whitespace up to here
+  size_t done = 0;  // everything before is in `segments`
+  size_t stripped = 0;
   size_t at = 0;
   while (!tokens_.empty() && at < text.size()) {
     size_t length = 0;
@@ -113,13 +120,14 @@ void AddedTokenMatcher::Split(std::string_view text, std::vector<Segment>* segme
     size_t end = at + length;
     at = end;
     if (token.single_word &&
-        (EndsWithWord(text.substr(0, begin)) || StartsWithWord(text.substr(end))))
+        (EndsWithWord(text.substr(0, begin)) || StartsWithWord(text.substr(end)))) {
       continue;
-    begin = std::max(begin, done);
-    if (token.lstrip) begin = done + StripRight(text.substr(done, begin - done)).size();
-    if (token.rstrip)
-      end = stripped = end < stripped ? stripped : text.size() - StripLeft(text.substr(end)).size();
-    end = std::max(end, done);
+    }
+    if (token.lstrip) {
+      begin = begin < done ? done : done + StripRight(text.substr(done, begin - done)).size();
+    }
+    if (token.rstrip) end = std::max(end, WhitespaceEnd(text, end, &stripped));
+    if (begin >= end) continue;  // an earlier token's rstrip took all of it, and lstrip noticed
     if (begin > done) segments->push_back({text.substr(done, begin - done)});
     segments->push_back({text.substr(begin, end - begin), token.id});
     done = end;

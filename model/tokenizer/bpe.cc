@@ -67,6 +67,10 @@ void BpeModel::IndexSymbols() {
 void BpeModel::IndexBorders(const std::vector<Merge>& merges) {
   // ignore_merges makes a piece's ids depend on its ends, so pieces are not cut then.
   split_at_borders_ = !options_.ignore_merges;
+  std::vector<bool> is_fallback(vocabulary_->size());
+  for (const int32_t id : fallback_ids_) {
+    if (id >= 0) is_fallback[id] = true;
+  }
   std::vector<Merge> borders;
   borders.reserve(merges.size());
   const auto symbol = [&](std::string_view character) {
@@ -76,9 +80,7 @@ void BpeModel::IndexBorders(const std::vector<Merge>& merges) {
   };
   for (const Merge& merge : merges) {
     for (const int32_t id : {merge.left, merge.right}) {
-      const bool is_fallback =
-          std::find(fallback_ids_.begin(), fallback_ids_.end(), id) != fallback_ids_.end();
-      if (vocabulary_->Token(id).empty() || id == unk_id_ || is_fallback) {
+      if (vocabulary_->Token(id).empty() || id == unk_id_ || is_fallback[id]) {
         split_at_borders_ =
             false;  // such a token is a first symbol though its spelling has several characters
         return;

@@ -41,13 +41,15 @@ void Lowercase(std::string* text) {
   *text = std::move(out);
 }
 
-void RemoveNonspacingMarks(std::string* text) {
+void RemoveMarks(std::string* text) {
   std::string out;
   out.reserve(text->size());
   for (std::string_view rest = *text; !rest.empty();) {
     int length;
     const char32_t c = FirstCharacter(rest, &length);
-    if (utf8proc_category(static_cast<utf8proc_int32_t>(c)) != UTF8PROC_CATEGORY_MN) {
+    const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    if (category != UTF8PROC_CATEGORY_MN && category != UTF8PROC_CATEGORY_MC &&
+        category != UTF8PROC_CATEGORY_ME) {
       out.append(rest.substr(0, length));
     }
     rest.remove_prefix(length);
@@ -101,7 +103,7 @@ absl::Status Normalizer::Append(const Json& json, const std::string& where) {
   return absl::OkStatus();
 }
 
-absl::Status Normalizer::ApplyStep(const Step& step, std::string* text) {
+absl::Status Normalizer::ApplyStep(const Step& step, std::string* text, bool* start_removed) {
   switch (step.kind) {
     case Kind::kUnicode:
       *text = UnicodeNormalForm(*text, step.compose, step.compatibility);
@@ -110,7 +112,7 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text) {
       Lowercase(text);
       break;
     case Kind::kStripAccents:
-      RemoveNonspacingMarks(text);
+      RemoveMarks(text);
       break;
     case Kind::kPrepend:
       if (!text->empty()) text->insert(0, step.content);
@@ -136,6 +138,7 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text) {
     case Kind::kStrip: {
       std::string_view kept = *text;
       if (step.left) kept = StripLeft(kept);
+      *start_removed |= kept.size() < text->size();
       if (step.right) kept = StripRight(kept);
       *text = std::string(kept);
       break;
@@ -144,8 +147,8 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text) {
   return absl::OkStatus();
 }
 
-absl::Status Normalizer::Apply(std::string* text) const {
-  for (const Step& step : steps_) LOCKSTEP_RETURN_IF_ERROR(ApplyStep(step, text));
+absl::Status Normalizer::Apply(std::string* text, bool* start_removed) const {
+  for (const Step& step : steps_) LOCKSTEP_RETURN_IF_ERROR(ApplyStep(step, text, start_removed));
   return absl::OkStatus();
 }
 

@@ -20,8 +20,9 @@ class Normalizer {
   static absl::StatusOr<Normalizer> Create(const Json& json, const std::string& where);
 
   bool empty() const { return steps_.empty(); }
-  // Replaces `text` (valid UTF-8) by its normal form.
-  absl::Status Apply(std::string* text) const;
+  // Replaces `text` (valid UTF-8) by its normal form. Sets `*start_removed` when Strip took
+  // something from its start.
+  absl::Status Apply(std::string* text, bool* start_removed) const;
 
  private:
   enum class Kind {
@@ -43,7 +44,7 @@ class Normalizer {
   };
 
   absl::Status Append(const Json& json, const std::string& where);
-  static absl::Status ApplyStep(const Step& step, std::string* text);
+  static absl::Status ApplyStep(const Step& step, std::string* text, bool* start_removed);
 
   std::vector<Step> steps_;
 };

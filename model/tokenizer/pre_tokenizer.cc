@@ -14,7 +14,9 @@ constexpr std::string_view kGpt2Pattern =
 constexpr std::string_view kDigits = R"(\p{N})";
 constexpr std::string_view kPunctuation = R"([\p{P}$+<=>^`|~])";
 constexpr std::string_view kWhitespace = R"(\s)";
-constexpr std::string_view kWords = R"(\w+|[^\w\s]+)";
+// Whitespace's \w+|[^\w\s]+, in which \w is that of Unicode's UTS 18.
+#define LOCKSTEP_WORD R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})"
+constexpr std::string_view kWords = "[" LOCKSTEP_WORD "]+|[^\\s" LOCKSTEP_WORD "]+";
 
 }  // namespace
 

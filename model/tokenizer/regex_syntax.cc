@@ -1,5 +1,8 @@
 // Oniguruma's syntax (its manual, doc/RE) in PCRE2's terms (pcre2pattern(3)).
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include <cctype>
 #include <cstring>
 
@@ -12,8 +15,23 @@ namespace {
 // Members of a character class. PCRE2's own \s also takes U+180E, and its \w takes neither marks
 // nor connector punctuation.
 constexpr const char* kSpace = "\\t-\\r\\x{85}\\p{Z}";
-constexpr const char* kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}";
+constexpr const char* kWordInClass = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// Outside a class Oniguruma asks its table of Latin-1, where superscript digits and fractions are
+// word characters too.
+constexpr const char* kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\xb2\\xb3\\xb9\\xbc-\\xbe";
 constexpr const char* kHexDigit = "0-9a-fA-F";
+
+// True when `name` is a script's. PCRE2 reads \p{Han} as "used with Han" (Script_Extensions),
+// Oniguruma as the script itself.
+bool IsScript(std::string_view name) {
+  const std::string pattern = absl::StrFormat("\\p{sc:%s}", name);
+  int error;
+  size_t offset;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                   PCRE2_UTF, &error, &offset, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
+}
 
 class Translator {
  public:
@@ -66,10 +84,15 @@ class Translator {
     if (c == '&' && Peek(1) == '&') return Refuse("the class intersection &&");
     if (c == '[') {
       if (Peek(1) != ':') return Refuse("a class inside a class");
-      const size_t end = in_.find(":]", at_);
-      if (end == std::string_view::npos) return Refuse("an unfinished [:name:]");
-      Copy(end + 2 - at_);
-      return absl::OkStatus();
+      for (const auto& [name, members] :
+           {std::pair<std::string_view, const char*>{"[:alpha:]", "\\p{Alphabetic}"},
+            {"[:digit:]", "\\p{Nd}"},
+            {"[:space:]", kSpace}}) {
+        if (in_.substr(at_, name.size()) != name) continue;
+        Put(members, name.size());
+        return absl::OkStatus();
+      }
+      return Refuse("a [:name:] other than alpha, digit and space");
     }
     if (c == ']') in_class_ = false;
     Copy(1);
@@ -109,6 +132,18 @@ class Translator {
     return absl::OkStatus();
   }
 
+  // \p{Name}, \p{^Name} and \P{Name}.
+  absl::Status Property() {
+    const size_t end = in_.find('}', at_);
+    if (Peek(2) != '{' || end == std::string_view::npos) return Refuse("\\p without {name}");
+    const size_t begin = at_ + (Peek(3) == '^' ? 4 : 3);
+    const std::string_view name = in_.substr(begin, end - begin);
+    Copy(begin - at_);
+    if (name.size() > 2 && IsScript(name)) out_ += "sc:";
+    Copy(name.size() + 1);
+    return absl::OkStatus();
+  }
+
   absl::Status Escape() {
     const char c = Peek(1);
     const auto members = [&](const char* set, bool negated) {
@@ -122,7 +157,7 @@ class Translator {
         Put(members(kSpace, false), 2);
         return absl::OkStatus();
       case 'w':
-        Put(members(kWord, false), 2);
+        Put(members(in_class_ ? kWordInClass : kWord, false), 2);
         return absl::OkStatus();
       case 'h':
         Put(members(kHexDigit, false), 2);
@@ -144,6 +179,9 @@ class Translator {
                             kWord),
             2);
         return absl::OkStatus();
+      case 'p':
+      case 'P':
+        return Property();
       case 'u':
         if (at_ + 6 > in_.size()) return Refuse("an unfinished \\u");
         Put(absl::StrFormat("\\x{%s}", in_.substr(at_ + 2, 4)), 6);

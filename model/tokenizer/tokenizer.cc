@@ -97,7 +97,8 @@ absl::Status Tokenizer::State::IndexAddedTokens(const std::string& where) {
     added_by_content.emplace(token.content, token.id);
     vocab_size = std::max(vocab_size, token.id + 1);
     std::string pattern = token.content;
-    if (token.normalized) LOCKSTEP_RETURN_IF_ERROR(parts.normalizer.Apply(&pattern));
+    bool ignored = false;
+    if (token.normalized) LOCKSTEP_RETURN_IF_ERROR(parts.normalizer.Apply(&pattern, &ignored));
     (token.normalized ? normalized_matcher : raw_matcher).Add(token, pattern);
   }
   return absl::OkStatus();
@@ -121,7 +122,9 @@ absl::Status Tokenizer::State::EncodeText(std::string_view text, Scratch* scratc
     std::string_view normalized = segment.text;
     if (!parts.normalizer.empty()) {
       scratch->normalized = segment.text;
-      LOCKSTEP_RETURN_IF_ERROR(parts.normalizer.Apply(&scratch->normalized));
+      bool start_removed = false;
+      LOCKSTEP_RETURN_IF_ERROR(parts.normalizer.Apply(&scratch->normalized, &start_removed));
+      at_start &= !start_removed;
       normalized = scratch->normalized;
     }
     normalized_matcher.Split(normalized, &scratch->inner_segments);
