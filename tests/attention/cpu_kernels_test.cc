@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+
 namespace lockstep {
 namespace {
 
@@ -33,7 +35,7 @@ TEST_P(CpuKernelsTest, ExpKeepsItsErrorBound) {
     worst = std::max(worst, std::abs(y[i] - exact) / exact);
     ASSERT_LE(y[i], 1.0f);
   }
-  RecordProperty("worst_relative_error", std::to_string(worst));
+  RecordProperty("worst_relative_error", absl::StrFormat("%.2e", worst));
   EXPECT_LT(worst, kExpRelativeError);
 }
 
