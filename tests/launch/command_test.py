@@ -355,7 +355,7 @@ class BadModelTest(Commands):
 
     def test_unknown_architecture(self):
         self.edit_config(architectures=["BertModel"], model_type="bert")
-        self.refuse("bert", args=DUMMY)
+        self.refuse("BertModel", args=DUMMY)
 
     def test_broken_checkpoints(self):
         """Case B12: one message with path and reason, whatever is broken."""
