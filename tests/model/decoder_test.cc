@@ -36,6 +36,7 @@ struct NamedConfig {
   std::string name;
   ModelConfig config;
 };
+void PrintTo(const NamedConfig& named, std::ostream* out) { *out << named.name; }
 
 std::vector<NamedConfig> Configs() {
   std::vector<NamedConfig> all;
