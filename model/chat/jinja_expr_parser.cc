@@ -306,7 +306,7 @@ JinjaExprPtr JinjaParser::ParseFilter(JinjaExprPtr value) {
   const int line = Take().line;  // '|', or the name of the tag 'filter'
   JinjaExprPtr expr = New(Kind::kFilter, line, {}, ExpectName("the name of a filter"));
   expr->children.push_back(std::move(value));
-  expr->filter = FindFilter(expr->name);
+  expr->filter = FindJinjaFilter(expr->name);
   if (expr->filter == nullptr) {
     Refuse(absl::StrFormat("unknown or unsupported filter '%s'", expr->name), line);
   }
@@ -326,7 +326,7 @@ void JinjaParser::CheckNestedName(const JinjaExpr& filter) const {
   const JinjaExpr& name = *filter.call.positional[at];
   if (name.kind != Kind::kConst || !name.constant.is_string()) return;
   const std::string_view text = name.constant.text();
-  if (by_test ? FindTest(text) == nullptr : FindFilter(text) == nullptr) {
+  if (by_test ? FindJinjaTest(text) == nullptr : FindJinjaFilter(text) == nullptr) {
     Refuse(absl::StrFormat("unknown or unsupported %s '%s'", by_test ? "test" : "filter", text),
            filter.line);
   }
@@ -337,7 +337,7 @@ JinjaExprPtr JinjaParser::ParseTest(JinjaExprPtr value) {
   const bool negated = SkipName("not");
   if (Current().type != Type::kName) FailUnexpected("the name of a test");
   JinjaExprPtr expr = New(Kind::kTest, line, Children(std::move(value)), Take().text);
-  expr->test = FindTest(expr->name);
+  expr->test = FindJinjaTest(expr->name);
   if (expr->test == nullptr) {
     Refuse(absl::StrFormat("unknown or unsupported test '%s'", expr->name), line);
   }

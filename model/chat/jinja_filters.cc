@@ -152,9 +152,9 @@ JinjaValue Title(Rt rt, V v, Args args) {
     const char32_t c = NextCodePoint(text, &p);
     if (IsPythonSpace(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<') {
       flush();
-      AppendUtf8(c, &out);
+      AppendCodePoint(c, &out);
     } else {
-      AppendUtf8(c, &word);
+      AppendCodePoint(c, &word);
     }
   }
   flush();
@@ -312,11 +312,11 @@ bool ParsePythonFloat(std::string_view text, double* value) {
   return *end == '\0' && end == digits.c_str() + digits.size();
 }
 
-JinjaFilter FindFilter(std::string_view name) {
+JinjaFilter FindJinjaFilter(std::string_view name) {
   for (const NamedFilter& f : kFilters) {
     if (f.name == name) return f.filter;
   }
-  return FindSequenceFilter(name);
+  return FindJinjaSequenceFilter(name);
 }
 
 }  // namespace lockstep

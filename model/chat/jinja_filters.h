@@ -8,7 +8,7 @@
 namespace lockstep {
 
 // Null when no filter over sequences has this name.
-JinjaFilter FindSequenceFilter(std::string_view name);
+JinjaFilter FindJinjaSequenceFilter(std::string_view name);
 
 // int(text, base) and float(text); false where Python raises ValueError.
 bool ParsePythonInt(std::string_view text, int base, JinjaInt* value);

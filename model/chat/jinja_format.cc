@@ -60,7 +60,7 @@ std::string FormatIntAs(JinjaInt value, const FieldSpec& spec) {
                    : spec.type == 'b'                   ? 2
                                                         : 10;
   if (base == 10) {
-    digits = FormatInt(value);
+    digits = PythonIntRepr(value);
     if (negative) digits.erase(0, 1);
   } else {
     unsigned __int128 rest =

@@ -370,13 +370,13 @@ void Lexer::LexEscape(std::string_view body, size_t* i, std::string* out) const 
     ++*i;  // a line continued
   } else if (c == 'x' || c == 'u' || c == 'U') {
     ++*i;
-    AppendUtf8(LexCodePoint(body, i, c == 'x' ? 2 : c == 'u' ? 4 : 8), out);
+    AppendCodePoint(LexCodePoint(body, i, c == 'x' ? 2 : c == 'u' ? 4 : 8), out);
   } else if (c >= '0' && c <= '7') {
     uint32_t value = 0;
     for (int n = 0; n < 3 && *i < body.size() && body[*i] >= '0' && body[*i] <= '7'; ++n) {
       value = value * 8 + static_cast<uint32_t>(body[(*i)++] - '0');
     }
-    AppendUtf8(value, out);
+    AppendCodePoint(value, out);
   } else if (c == 'N') {
     Fail("characters by name (\\N{...}) are not supported");
   } else if ((c & 0x80) != 0) {

@@ -498,7 +498,7 @@ JinjaValue CallLoopMethod(JinjaRuntime& rt, const JinjaMethod& method, const Jin
 
 }  // namespace
 
-bool IsMethodName(std::string_view name) {
+bool IsJinjaMethodName(std::string_view name) {
   return Has(kTextMethods, name) || Has(kDictMethods, name) || Has(kListMethods, name) ||
          Has(kLoopMethods, name) || Has(kOtherTextMethods, name) || Has(kOtherDictMethods, name) ||
          Has(kOtherListMethods, name);

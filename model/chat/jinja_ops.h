@@ -70,8 +70,8 @@ JinjaValue Negate(const JinjaValue& value);
 // str() and repr().
 std::string PythonStr(JinjaRuntime& rt, const JinjaValue& value);
 std::string PythonRepr(JinjaRuntime& rt, const JinjaValue& value);
-std::string FormatInt(JinjaInt value);
-std::string FormatFloat(double value);
+std::string PythonIntRepr(JinjaInt value);
+std::string PythonFloatRepr(double value);
 
 // `format % value` and `format.format(args)`. Conversions: s r d i u f F e E g G x X o c and %%;
 // fields {} {0} {name} with fill, alignment, sign, width, precision and one of these types.
@@ -103,7 +103,7 @@ JinjaValue Slice(JinjaRuntime& rt, const JinjaValue& value, const JinjaValue& st
                  const JinjaValue& stop, const JinjaValue& step);
 
 // Whether some type has a method of this name (known, or known to be refused).
-bool IsMethodName(std::string_view name);
+bool IsJinjaMethodName(std::string_view name);
 bool HasMethod(const JinjaValue& value, std::string_view name);
 JinjaValue CallMethod(JinjaRuntime& rt, const JinjaMethod& method, const JinjaArgs& args);
 
@@ -128,7 +128,7 @@ class BoundArgs {
 using JinjaFilter = JinjaValue (*)(JinjaRuntime& rt, const JinjaValue& value,
                                    const JinjaArgs& args);
 using JinjaTest = bool (*)(JinjaRuntime& rt, const JinjaValue& value, const JinjaArgs& args);
-JinjaFilter FindFilter(std::string_view name);
-JinjaTest FindTest(std::string_view name);
+JinjaFilter FindJinjaFilter(std::string_view name);
+JinjaTest FindJinjaTest(std::string_view name);
 
 }  // namespace lockstep

@@ -38,7 +38,7 @@ void JinjaParser::CheckCalls() const {
     }
   }
   for (const Called& call : called_methods_) {
-    if (!IsMethodName(call.name) && known_attributes_.count(call.name) == 0) {
+    if (!IsJinjaMethodName(call.name) && known_attributes_.count(call.name) == 0) {
       Refuse(absl::StrFormat("unknown method '%s'", call.name), call.line);
     }
   }

@@ -281,7 +281,7 @@ JinjaValue Map(Rt rt, V v, Args args) {
                        });
   }
   if (!args.positional[0].is_string()) FailJinja("map() needs the name of a filter");
-  const JinjaFilter filter = FindFilter(args.positional[0].text());
+  const JinjaFilter filter = FindJinjaFilter(args.positional[0].text());
   if (filter == nullptr) {
     FailUnsupported(
         absl::StrFormat("unknown or unsupported filter '%s'", args.positional[0].text()));
@@ -316,7 +316,7 @@ JinjaValue SelectIf(Rt rt, V v, Args args, bool keep, bool by_attribute, const c
   };
   if (!rest.positional.empty()) {
     const JinjaValue test_name = take();
-    test = test_name.is_string() ? FindTest(test_name.text()) : nullptr;
+    test = test_name.is_string() ? FindJinjaTest(test_name.text()) : nullptr;
     if (test == nullptr) {
       FailUnsupported(
           absl::StrFormat("%s(): unknown or unsupported test %s", name, PythonRepr(rt, test_name)));
@@ -362,7 +362,7 @@ const NamedFilter kFilters[] = {
 
 }  // namespace
 
-JinjaFilter FindSequenceFilter(std::string_view name) {
+JinjaFilter FindJinjaSequenceFilter(std::string_view name) {
   for (const NamedFilter& f : kFilters) {
     if (f.name == name) return f.filter;
   }

@@ -88,8 +88,8 @@ const NamedTest kTests[] = {
     {"upper", [](Rt rt, V v, Args) { return IsCasedAs(rt, v, "isupper"); }},
     {"sameas", IsSame},
     {"in", [](Rt rt, V v, Args args) { return Contains(rt, Only("in", args), v); }},
-    {"filter", [](Rt, V v, Args) { return v.is_string() && FindFilter(v.text()) != nullptr; }},
-    {"test", [](Rt, V v, Args) { return v.is_string() && FindTest(v.text()) != nullptr; }},
+    {"filter", [](Rt, V v, Args) { return v.is_string() && FindJinjaFilter(v.text()) != nullptr; }},
+    {"test", [](Rt, V v, Args) { return v.is_string() && FindJinjaTest(v.text()) != nullptr; }},
     {"eq", [](Rt, V v, Args args) { return Equal(v, Only("eq", args)); }},
     {"ne", [](Rt, V v, Args args) { return !Equal(v, Only("ne", args)); }},
     {"lt", [](Rt, V v, Args args) { return Less(v, Only("lt", args)); }},
@@ -104,7 +104,7 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
 
 }  // namespace
 
-JinjaTest FindTest(std::string_view name) {
+JinjaTest FindJinjaTest(std::string_view name) {
   for (const auto& [alias, target] : kAliases) {
     if (alias == name) name = target;
   }

@@ -33,8 +33,8 @@ void AppendReprDict(JinjaRuntime& rt, const JinjaDict& dict, std::string* out) {
 }
 
 void AppendReprRange(const JinjaSequence& range, std::string* out) {
-  *out += "range(" + FormatInt(range.start) + ", " + FormatInt(range.stop);
-  if (range.step != 1) *out += ", " + FormatInt(range.step);
+  *out += "range(" + PythonIntRepr(range.start) + ", " + PythonIntRepr(range.stop);
+  if (range.step != 1) *out += ", " + PythonIntRepr(range.step);
   *out += ')';
 }
 
@@ -52,10 +52,10 @@ void AppendRepr(JinjaRuntime& rt, const JinjaValue& value, std::string* out) {
       *out += value.bool_value() ? "True" : "False";
       break;
     case JinjaKind::kInt:
-      *out += FormatInt(value.int_value());
+      *out += PythonIntRepr(value.int_value());
       break;
     case JinjaKind::kFloat:
-      *out += FormatFloat(value.float_value());
+      *out += PythonFloatRepr(value.float_value());
       break;
     case JinjaKind::kString:
       *out +=
@@ -121,7 +121,7 @@ class JsonWriter {
 std::string JsonFloat(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  return FormatFloat(value);
+  return PythonFloatRepr(value);
 }
 
 void AppendEscape(char32_t c, std::string* out) {
@@ -163,7 +163,7 @@ void JsonWriter::WriteText(std::string_view text) {
         if (c < 0x20 || (c >= 0x7F && style_.ensure_ascii && c != 0x7F)) {
           AppendEscape(c, &out_);
         } else {
-          AppendUtf8(c, &out_);
+          AppendCodePoint(c, &out_);
         }
     }
   }
@@ -191,7 +191,7 @@ void JsonWriter::WriteKey(const JinjaValue& key) {
     case JinjaKind::kBool:
       return WriteText(key.bool_value() ? "true" : "false");
     case JinjaKind::kInt:
-      return WriteText(FormatInt(key.int_value()));
+      return WriteText(PythonIntRepr(key.int_value()));
     case JinjaKind::kFloat:
       return WriteText(JsonFloat(key.float_value()));
     default:
@@ -229,7 +229,7 @@ void JsonWriter::Write(const JinjaValue& value, int level) {
       out_ += value.bool_value() ? "true" : "false";
       return;
     case JinjaKind::kInt:
-      out_ += FormatInt(value.int_value());
+      out_ += PythonIntRepr(value.int_value());
       return;
     case JinjaKind::kFloat:
       out_ += JsonFloat(value.float_value());
@@ -262,7 +262,7 @@ void JsonWriter::Write(const JinjaValue& value, int level) {
 
 }  // namespace
 
-std::string FormatInt(JinjaInt value) {
+std::string PythonIntRepr(JinjaInt value) {
   if (value == 0) return "0";
   // The magnitude as unsigned: the lowest number has no positive counterpart.
   unsigned __int128 rest =
@@ -276,7 +276,7 @@ std::string FormatInt(JinjaInt value) {
 
 // repr(float): the shortest digits that read back to the same number, with an exponent below 1e-4
 // and from 1e16 on.
-std::string FormatFloat(double value) {
+std::string PythonFloatRepr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   char buffer[64];

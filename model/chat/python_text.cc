@@ -26,7 +26,7 @@ void AppendUpper(char32_t c, std::string* out) {
   if (const SpecialCase* s = FindSpecialCase(c)) {
     *out += s->upper;
   } else {
-    AppendUtf8(static_cast<char32_t>(utf8proc_toupper(static_cast<int32_t>(c))), out);
+    AppendCodePoint(static_cast<char32_t>(utf8proc_toupper(static_cast<int32_t>(c))), out);
   }
 }
 
@@ -34,7 +34,7 @@ void AppendTitle(char32_t c, std::string* out) {
   if (const SpecialCase* s = FindSpecialCase(c); s != nullptr && *s->title != '\0') {
     *out += s->title;
   } else {
-    AppendUtf8(static_cast<char32_t>(utf8proc_totitle(static_cast<int32_t>(c))), out);
+    AppendCodePoint(static_cast<char32_t>(utf8proc_totitle(static_cast<int32_t>(c))), out);
   }
 }
 
@@ -60,9 +60,9 @@ void AppendLower(std::string_view text, char32_t c, size_t begin, size_t end, st
   if (c == 0x130) {
     *out += "i\xcc\x87";
   } else if (c == 0x3A3) {
-    AppendUtf8(IsFinalSigma(text, begin, end) ? 0x3C2 : 0x3C3, out);
+    AppendCodePoint(IsFinalSigma(text, begin, end) ? 0x3C2 : 0x3C3, out);
   } else {
-    AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<int32_t>(c))), out);
+    AppendCodePoint(static_cast<char32_t>(utf8proc_tolower(static_cast<int32_t>(c))), out);
   }
 }
 
@@ -97,7 +97,7 @@ char32_t NextCodePoint(std::string_view text, size_t* pos) {
   return static_cast<char32_t>(code_point);
 }
 
-void AppendUtf8(char32_t c, std::string* out) {
+void AppendCodePoint(char32_t c, std::string* out) {
   if (c >= kRawByte + 0x80 && c <= kRawByte + 0xFF) {
     out->push_back(static_cast<char>(c - kRawByte));
     return;
@@ -233,7 +233,7 @@ std::string PythonRepr(std::string_view text) {
     } else if (c == '\t') {
       out += "\\t";
     } else if (IsPythonPrintable(c)) {
-      AppendUtf8(c, &out);
+      AppendCodePoint(c, &out);
     } else if (c < 0x100) {
       out += absl::StrFormat("\\x%02x", static_cast<unsigned>(c));
     } else if (c < 0x10000) {

@@ -14,7 +14,7 @@
 namespace lockstep {
 
 char32_t NextCodePoint(std::string_view text, size_t* pos);
-void AppendUtf8(char32_t code_point, std::string* out);
+void AppendCodePoint(char32_t code_point, std::string* out);
 size_t CountCodePoints(std::string_view text);
 // Byte offset of the code point with index `index`; text.size() if there are not that many.
 size_t ByteOffset(std::string_view text, size_t index);

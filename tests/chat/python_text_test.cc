@@ -9,7 +9,7 @@ TEST(PythonTextTest, InvalidBytesCountAsOneCharacterAndSurvive) {
   const std::string text = "a\xff\xf0\x9f\xa6z";  // a stray byte, a llama cut short
   EXPECT_EQ(CountCodePoints(text), 6U);
   std::string copy;
-  for (size_t p = 0; p < text.size();) AppendUtf8(NextCodePoint(text, &p), &copy);
+  for (size_t p = 0; p < text.size();) AppendCodePoint(NextCodePoint(text, &p), &copy);
   EXPECT_EQ(copy, text);
   EXPECT_EQ(ByteOffset(text, 2), 2U);
   EXPECT_EQ(ByteOffset(text, 100), text.size());
