@@ -41,17 +41,25 @@ void Lowercase(std::string* text) {
   *text = std::move(out);
 }
 
+bool StartsWithMark(std::string_view text) {
+  if (text.empty()) return false;
+  int length;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(FirstCharacter(text, &length)))) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void RemoveMarks(std::string* text) {
   std::string out;
   out.reserve(text->size());
   for (std::string_view rest = *text; !rest.empty();) {
-    int length;
-    const char32_t c = FirstCharacter(rest, &length);
-    const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-    if (category != UTF8PROC_CATEGORY_MN && category != UTF8PROC_CATEGORY_MC &&
-        category != UTF8PROC_CATEGORY_ME) {
-      out.append(rest.substr(0, length));
-    }
+    const int length = CharacterLength(rest[0]);
+    if (!StartsWithMark(rest)) out.append(rest.substr(0, length));
     rest.remove_prefix(length);
   }
   *text = std::move(out);
@@ -112,6 +120,7 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text, bool* st
       Lowercase(text);
       break;
     case Kind::kStripAccents:
+      *start_removed |= StartsWithMark(*text);
       RemoveMarks(text);
       break;
     case Kind::kPrepend:
