@@ -24,7 +24,9 @@ absl::StatusOr<ChatConfig> LoadGgufChatConfig(const std::string& path) {
     return absl::NotFoundError(
         absl::StrFormat("no chat template in %s (metadata tokenizer.chat_template)", path));
   }
-  ChatConfig config = {.where = path, .chat_template = *std::move(text.chat_template)};
+  ChatConfig config;
+  config.where = path;
+  config.chat_template = *std::move(text.chat_template);
   if (!text.bos_token.empty()) config.special_tokens.emplace_back("bos_token", text.bos_token);
   if (!text.eos_token.empty()) config.special_tokens.emplace_back("eos_token", text.eos_token);
   return config;

@@ -30,13 +30,12 @@ JinjaValue Default(Rt, V v, Args args) {
 
 JinjaValue ToJson(Rt rt, V v, Args args) {
   const BoundArgs bound("tojson", args, {"ensure_ascii", "indent", "separators", "sort_keys"});
-  // A filter's first argument is tojson(x, ensure_ascii, ...) in transformers: `indent` is passed
-  // by name there.
+  // The parameters and their order are those of transformers' filter, not of jinja2's.
   JsonStyle style;
   style.ensure_ascii = bound.Bool(0, false);
   if (bound[1] != nullptr && !bound[1]->is_none()) {
     style.indented = true;
-    style.item_separator = ",";
+    style.item_separator.assign(1, ',');
     style.indent =
         bound[1]->is_string()
             ? std::string(bound[1]->text())
@@ -264,7 +263,7 @@ const NamedFilter kFilters[] = {
 }  // namespace
 
 bool ParsePythonInt(std::string_view text, int base, JinjaInt* value) {
-  text = StripRight(StripLeft(text, nullptr), nullptr);
+  text = PythonStripRight(PythonStripLeft(text, nullptr), nullptr);
   const bool negative = !text.empty() && text[0] == '-';
   if (!text.empty() && (text[0] == '-' || text[0] == '+')) text.remove_prefix(1);
   if (text.size() > 2 && text[0] == '0') {
@@ -295,7 +294,7 @@ bool ParsePythonInt(std::string_view text, int base, JinjaInt* value) {
 }
 
 bool ParsePythonFloat(std::string_view text, double* value) {
-  text = StripRight(StripLeft(text, nullptr), nullptr);
+  text = PythonStripRight(PythonStripLeft(text, nullptr), nullptr);
   std::string digits;
   for (size_t i = 0; i < text.size(); ++i) {
     const bool between = i > 0 && i + 1 < text.size() &&

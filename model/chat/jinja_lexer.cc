@@ -122,11 +122,12 @@ void Lexer::LexText() {
 void Lexer::EmitText(size_t end, char sign, bool is_output) {
   std::string_view text = std::string_view(source_).substr(pos_, end - pos_);
   if (sign == '-') {
-    text = StripRight(text, nullptr);
+    text = PythonStripRight(text, nullptr);
   } else if (sign != '+' && !is_output) {
     const size_t newline = text.rfind('\n');
     const size_t line_begin = newline == std::string_view::npos ? 0 : newline + 1;
-    if ((line_begin > 0 || line_starting_) && StripLeft(text.substr(line_begin), nullptr).empty()) {
+    if ((line_begin > 0 || line_starting_) &&
+        PythonStripLeft(text.substr(line_begin), nullptr).empty()) {
       text = text.substr(0, line_begin);
     }
   }
@@ -138,7 +139,7 @@ void Lexer::EmitText(size_t end, char sign, bool is_output) {
 bool Lexer::TryRaw() {
   size_t p = pos_;
   const auto skip_space = [this](size_t q) {
-    return source_.size() - StripLeft(std::string_view(source_).substr(q), nullptr).size();
+    return source_.size() - PythonStripLeft(std::string_view(source_).substr(q), nullptr).size();
   };
   p = skip_space(p);
   if (source_.compare(p, 3, "raw") != 0) return false;
@@ -166,7 +167,7 @@ bool Lexer::TryRaw() {
 // Behind "%}" or "#}": one newline goes, or all white space after "-%}", or nothing after "+%}".
 void Lexer::AfterBlock(char sign, size_t end) {
   if (sign == '-') {
-    end = source_.size() - StripLeft(std::string_view(source_).substr(end), nullptr).size();
+    end = source_.size() - PythonStripLeft(std::string_view(source_).substr(end), nullptr).size();
   } else if (sign != '+' && end < source_.size() && source_[end] == '\n') {
     ++end;
   }
@@ -199,7 +200,7 @@ bool Lexer::TryTagEnd(bool is_output) {
 
 void Lexer::SkipSpace() {
   const std::string_view rest = std::string_view(source_).substr(pos_);
-  Advance(source_.size() - StripLeft(rest, nullptr).size());
+  Advance(source_.size() - PythonStripLeft(rest, nullptr).size());
 }
 
 void Lexer::LexTag(bool is_output) {

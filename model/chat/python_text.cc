@@ -246,7 +246,7 @@ std::string PythonRepr(std::string_view text) {
   return out;
 }
 
-std::string_view StripLeft(std::string_view text, const std::string_view* chars) {
+std::string_view PythonStripLeft(std::string_view text, const std::string_view* chars) {
   size_t p = 0;
   while (p < text.size()) {
     size_t next = p;
@@ -256,7 +256,7 @@ std::string_view StripLeft(std::string_view text, const std::string_view* chars)
   return text.substr(p);
 }
 
-std::string_view StripRight(std::string_view text, const std::string_view* chars) {
+std::string_view PythonStripRight(std::string_view text, const std::string_view* chars) {
   while (!text.empty()) {
     const size_t begin = PreviousCodePoint(text, text.size());
     size_t next = begin;

@@ -37,8 +37,8 @@ std::string PythonSwapcase(std::string_view text);
 std::string PythonRepr(std::string_view text);
 
 // The text without leading (trailing) characters of `chars`, or white space when `chars` is null.
-std::string_view StripLeft(std::string_view text, const std::string_view* chars);
-std::string_view StripRight(std::string_view text, const std::string_view* chars);
+std::string_view PythonStripLeft(std::string_view text, const std::string_view* chars);
+std::string_view PythonStripRight(std::string_view text, const std::string_view* chars);
 
 // &, <, >, ' and " as HTML entities, spelled as markupsafe does.
 std::string EscapeHtml(std::string_view text);
