@@ -12,16 +12,16 @@ namespace lockstep {
 struct Scheduler::Entry {
   RequestId id = 0;
   Request request;
-  std::vector<int32_t> tokens;  // prompt, then generated
-  int64_t max_length = 0;       // prompt + generated tokens at most
-  int64_t num_computed = 0;     // tokens whose K and V are in the pool (after the planned step)
+  std::vector<int32_t> tokens;  // prompt (moved out of the request), then generated
+  int64_t prompt_length = 0;
+  int64_t max_length = 0;    // prompt + generated tokens at most
+  int64_t num_computed = 0;  // tokens whose K and V are in the pool (after the planned step)
   int32_t slot = -1;
   std::vector<BlockId> blocks;  // reserved for max_length
   int64_t num_blocks_sent = 0;  // entries the other ranks know
   bool finished = false;
   std::string score_error;  // why a scored prompt failed
 
-  int64_t prompt_length() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t num_left() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
   bool scores() const { return request.on_prompt_logits != nullptr; }
 };
@@ -111,8 +111,8 @@ absl::StatusOr<RequestId> Scheduler::Submit(Request request) {
         limits_.block_size));
   }
   entry->id = next_id_++;
-  entry->tokens.reserve(static_cast<size_t>(entry->max_length));
-  entry->tokens = request.prompt;
+  entry->prompt_length = prompt_length;
+  entry->tokens = std::move(request.prompt);
   entry->request = std::move(request);
   waiting_.push_back(std::move(entry));
   return waiting_.back()->id;
@@ -145,6 +145,7 @@ bool Scheduler::Admit(StepPlan& plan) {
   auto blocks = blocks_.Allocate(BlocksForTokens(entry.max_length, limits_.block_size));
   if (!blocks.ok()) return false;
   entry.blocks = *std::move(blocks);
+  entry.tokens.reserve(static_cast<size_t>(entry.max_length));
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
   const SamplingParams& sampling = entry.request.sampling;
@@ -153,7 +154,7 @@ bool Scheduler::Admit(StepPlan& plan) {
                                .top_p = sampling.top_p,
                                .top_k = sampling.top_k,
                                .slot = entry.slot,
-                               .prompt_length = static_cast<int32_t>(entry.prompt_length())});
+                               .prompt_length = static_cast<int32_t>(entry.prompt_length)});
   running_.push_back(std::move(waiting_.front()));
   waiting_.pop_front();
   Plan(entry, plan);
@@ -169,7 +170,7 @@ bool Scheduler::Plan(Entry& entry, StepPlan& plan) {
   tokens_left_ -= count;
   if (entry.scores()) score_rows_left_ -= count;
   planned_prompt_tokens_ +=
-      std::max<int64_t>(0, std::min(count, entry.prompt_length() - entry.num_computed));
+      std::max<int64_t>(0, std::min(count, entry.prompt_length - entry.num_computed));
   entry.num_computed += count;
   scheduled_.push_back(&entry);
   return true;
@@ -227,8 +228,9 @@ void Scheduler::DeliverPromptLogits(int64_t b, int64_t first_position, int64_t r
     if (std::all_of(values, values + vocab_size, [](float x) { return std::isfinite(x); })) {
       continue;
     }
-    entry.score_error = absl::StrFormat("request %d: the logits of position %d hold NaN or infinity",
-                                        entry.id, first_position + row);
+    entry.score_error =
+        absl::StrFormat("request %d: the logits of position %d hold NaN or infinity", entry.id,
+                        first_position + row);
   }
   if (entry.score_error.empty()) entry.request.on_prompt_logits(first_position, rows, logits);
 }

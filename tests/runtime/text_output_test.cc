@@ -106,6 +106,36 @@ TEST(StopMatcherTest, PiecesDoNotMatter) {
   }
 }
 
+// Through a real detokeniser: characters of several tokens, streamed and whole.
+TEST(TextOutputTest, TokensToFinalText) {
+  const auto tokenizer =
+      Tokenizer::Load(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/data/tokenizer/byte_level.json");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = "caf\u00e9 \U0001f999\U0001f999 then the end";
+  const auto ids = (*tokenizer)->Encode(text, false);
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  ASSERT_GT(ids->size(), 12u) << "characters are meant to be cut across tokens";
+  const std::pair<std::string, std::string> cases[] = {
+      {"\U0001f999", "caf\u00e9 "},  // a stop of one character and several tokens
+      {"\U0001f999 t", "caf\u00e9 \U0001f999"},
+      {"\U0001f998", text},  // shares its first bytes with what is there
+      {"n the e", "caf\u00e9 \U0001f999\U0001f999 the"},
+      {"end.", text}};  // held at the end, then flushed
+  for (const auto& [stop, expected] : cases) {
+    TextOutput output(StreamDecoder(tokenizer->get(), true), *StopMatcher::Create({stop}));
+    std::string streamed;
+    for (const int32_t id : *ids) {
+      const std::string piece = output.Push(id);
+      EXPECT_EQ(piece.find("\ufffd"), std::string::npos) << "half a character was sent";
+      streamed += piece;
+      if (output.stopped()) break;
+    }
+    if (!output.stopped()) streamed += output.Finish();
+    EXPECT_EQ(streamed, expected) << stop;
+    EXPECT_EQ(output.stopped(), expected != text) << stop;
+  }
+}
+
 TEST(StopMatcherTest, EmptyStopIsRefused) { EXPECT_FALSE(StopMatcher::Create({"a", ""}).ok()); }
 
 }  // namespace
