@@ -231,7 +231,7 @@ OptionGroup SamplingGroup(GenerateOptions* options) {
            "auto takes sampling defaults and end ids from the model's generation_config.json; none "
            "leaves that file out.",
            "auto", false,
-           StoreChoice(&options->use_generation_config,
+           StoreChoice(&options->engine.use_generation_config,
                        Choices<bool>{{"auto", true}, {"none", false}})},
       }};
 }

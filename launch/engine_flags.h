@@ -13,8 +13,9 @@ namespace lockstep {
 struct EngineFlags {
   std::string model;
   LoadFormat load_format = LoadFormat::kAuto;
-  std::optional<DType> dtype;  // none: auto
-  std::optional<int> tp;       // must be the number of ranks when given
+  bool use_generation_config = true;  // false: generation_config.json is not looked at
+  std::optional<DType> dtype;         // none: auto
+  std::optional<int> tp;              // must be the number of ranks when given
   LogLevel log_level = LogLevel::kInfo;
   // As given on the command line. dtype is filled in once the model is open; num_threads 0 means
   // the host's cores shared out among its ranks.

@@ -43,7 +43,8 @@ absl::Status CheckTpSize(const EngineFlags& flags, const Communicator& communica
 absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& communicator,
                             EngineJob& job, ModelSource* source) {
   LOCKSTEP_RETURN_IF_ERROR(CheckTpSize(flags, communicator));
-  LOCKSTEP_ASSIGN_OR_RETURN(*source, OpenModel(flags.model, flags.load_format));
+  LOCKSTEP_ASSIGN_OR_RETURN(*source,
+                            OpenModel(flags.model, flags.load_format, flags.use_generation_config));
   LOCKSTEP_RETURN_IF_ERROR(PartitionModel(source->config.Dims(), communicator.size()).status());
   return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
 }

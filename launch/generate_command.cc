@@ -81,8 +81,8 @@ class GenerateJob : public EngineJob {
 };
 
 absl::Status GenerateJob::Prepare(const ModelSource& source) {
-  const GenerationConfig* file = options_.use_generation_config ? &source.generation : nullptr;
-  LOCKSTEP_ASSIGN_OR_RETURN(sampling_, ResolveSampling(options_.sampling, file, source.config));
+  LOCKSTEP_ASSIGN_OR_RETURN(sampling_,
+                            ResolveSampling(options_.sampling, source.generation, source.config));
   LOCKSTEP_RETURN_IF_ERROR(LoadTextTools(options_.engine.model));
   LOCKSTEP_ASSIGN_OR_RETURN(const StopMatcher matcher, StopMatcher::Create(options_.stop));
   for (const PromptInput& prompt : options_.prompts) {

@@ -22,7 +22,6 @@ struct GenerateOptions {
   std::vector<PromptInput> prompts;  // in the order given
   bool chat = false;                 // each text prompt is one user message
   SamplingFlags sampling;
-  bool use_generation_config = true;
   std::vector<std::string> stop;  // stop strings, none empty
   bool json = false;
 };

@@ -56,10 +56,9 @@ std::vector<int32_t> UnionOf(std::vector<int32_t> a, const std::vector<int32_t>&
 }  // namespace
 
 absl::StatusOr<EffectiveSampling> ResolveSampling(const SamplingFlags& flags,
-                                                  const GenerationConfig* file,
+                                                  const GenerationConfig& file,
                                                   const ModelConfig& config) {
-  GenerationConfig from_file;
-  if (file != nullptr) from_file = *file;
+  GenerationConfig from_file = file;
   if (from_file.do_sample == false) from_file.temperature = 0.0;
   if (from_file.top_k.has_value()) {
     from_file.top_k = std::max<int64_t>(*from_file.top_k, 0);  // -1 is "off" as well

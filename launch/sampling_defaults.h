@@ -28,12 +28,12 @@ struct EffectiveSampling {
   std::vector<std::string> warnings;  // values of the file that are not applied, by name
 };
 
-// `file` is nullptr when generation_config.json is not to be used (--generation-config none). The
-// stop set is the union of the end ids of `file` and `config`, empty under ignore_eos. do_sample
-// false in the file means temperature 0, whatever temperature it gives. InvalidArgument naming a
-// value of the file that is out of range and not overridden.
+// `file` says nothing where generation_config.json is absent or not to be used. The stop set is the
+// union of the end ids of `file` and `config`, empty under ignore_eos. do_sample false in the file
+// means temperature 0, whatever temperature it gives. InvalidArgument naming a value of the file
+// that is out of range and not overridden.
 absl::StatusOr<EffectiveSampling> ResolveSampling(const SamplingFlags& flags,
-                                                  const GenerationConfig* file,
+                                                  const GenerationConfig& file,
                                                   const ModelConfig& config);
 
 }  // namespace lockstep

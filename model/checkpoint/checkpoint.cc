@@ -65,12 +65,13 @@ void DTypeFromWeights(const Json& config, ModelSource& source) {
   if (stored == "F16") source.config.dtype = DType::kF16;
 }
 
-absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat format) {
+absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat format,
+                                       bool use_generation_config) {
   ModelSource source;
   source.path = path;
   LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
   LOCKSTEP_ASSIGN_OR_RETURN(source.config, ParseModelConfig(config, path + "/config.json"));
-  LOCKSTEP_RETURN_IF_ERROR(ReadGeneration(config, source));
+  if (use_generation_config) LOCKSTEP_RETURN_IF_ERROR(ReadGeneration(config, source));
   if (format == LoadFormat::kDummy) {
     source.checkpoint = MakeDummyCheckpoint(path, source.config);
     return source;
@@ -106,8 +107,10 @@ absl::StatusOr<ModelSource> OpenGgufModel(const std::string& path, LoadFormat fo
 
 }  // namespace
 
-absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format) {
-  return IsGguf(path) ? OpenGgufModel(path, format) : OpenFolder(path, format);
+absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format,
+                                      bool use_generation_config) {
+  return IsGguf(path) ? OpenGgufModel(path, format)
+                      : OpenFolder(path, format, use_generation_config);
 }
 
 absl::StatusOr<ModelConfig> OpenModelConfig(const std::string& path) {

@@ -59,8 +59,10 @@ struct ModelSource {
 // kDummy needs config.json alone and makes weights from a fixed counter-based generator: the same
 // numbers at every TP size. Every header is checked against its file's size, and every tensor the
 // model needs against the shape the config implies, before this returns: InvalidArgument or
-// NotFound say file, tensor, expected and found.
-absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format);
+// NotFound say file, tensor, expected and found. Without `use_generation_config` the file
+// generation_config.json is not looked at: it may be broken.
+absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format,
+                                      bool use_generation_config = true);
 
 // config.json (or GGUF metadata) alone: what `lockstep plan` needs.
 absl::StatusOr<ModelConfig> OpenModelConfig(const std::string& path);

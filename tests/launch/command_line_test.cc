@@ -41,7 +41,7 @@ TEST(CommandLine, GenerateDefaults) {
   EXPECT_FALSE(options.sampling.temperature.has_value());
   EXPECT_FALSE(options.sampling.seed.has_value());
   EXPECT_EQ(options.sampling.max_tokens, 128);
-  EXPECT_TRUE(options.use_generation_config);
+  EXPECT_TRUE(options.engine.use_generation_config);
   EXPECT_FALSE(options.json);
 }
 
@@ -84,7 +84,7 @@ TEST(CommandLine, GenerateTakesEveryOption) {
   EXPECT_EQ(options.engine.engine.max_num_batched_tokens, 7);
   EXPECT_EQ(options.engine.engine.block_size, 32);
   EXPECT_EQ(options.engine.load_format, LoadFormat::kDummy);
-  EXPECT_FALSE(options.use_generation_config);
+  EXPECT_FALSE(options.engine.use_generation_config);
   EXPECT_EQ(options.engine.engine.kv_cache_memory_bytes, 2 << 20);
   EXPECT_EQ(options.engine.engine.attention_backend, "cpu");
   EXPECT_EQ(options.engine.log_level, LogLevel::kDebug);

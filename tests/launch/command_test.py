@@ -298,6 +298,7 @@ class GenerateTest(Commands):
         self.answers(*args, "--generation-config", "none")
         path.write_text("{")
         self.assert_refused(self.generate(*args), "generation_config.json")
+        self.answers(*args, "--generation-config", "none")
 
     def test_a_killed_rank_ends_the_job(self):
         args = ["generate", self.model, *DUMMY, "--ids", 1, "--max-tokens", 1000000, "--ignore-eos", "--temperature", 0]

@@ -23,7 +23,7 @@ GenerationConfig File() {
   return file;
 }
 
-EffectiveSampling Resolve(const SamplingFlags& flags, const GenerationConfig* file,
+EffectiveSampling Resolve(const SamplingFlags& flags, const GenerationConfig& file,
                           const ModelConfig& config) {
   absl::StatusOr<EffectiveSampling> result = ResolveSampling(flags, file, config);
   EXPECT_TRUE(result.ok()) << result.status();
@@ -31,7 +31,7 @@ EffectiveSampling Resolve(const SamplingFlags& flags, const GenerationConfig* fi
 }
 
 TEST(SamplingDefaults, BuiltIn) {
-  const EffectiveSampling got = Resolve({}, nullptr, ConfigWithEos({5}));
+  const EffectiveSampling got = Resolve({}, {}, ConfigWithEos({5}));
   EXPECT_EQ(got.params.temperature, 0.7);
   EXPECT_EQ(got.params.top_p, 1.0);
   EXPECT_EQ(got.params.top_k, 0);
@@ -44,7 +44,7 @@ TEST(SamplingDefaults, BuiltIn) {
 
 TEST(SamplingDefaults, FileThenFlags) {
   const GenerationConfig file = File();
-  EffectiveSampling got = Resolve({}, &file, ConfigWithEos({5, 7}));
+  EffectiveSampling got = Resolve({}, file, ConfigWithEos({5, 7}));
   EXPECT_EQ(got.params.temperature, 0.1);
   EXPECT_EQ(got.params.top_k, 1);
   EXPECT_EQ(got.params.top_p, 1.0);
@@ -61,7 +61,7 @@ TEST(SamplingDefaults, FileThenFlags) {
   flags.top_p = 0.5;
   flags.seed = 11;
   flags.ignore_eos = true;
-  got = Resolve(flags, &file, ConfigWithEos({5, 7}));
+  got = Resolve(flags, file, ConfigWithEos({5, 7}));
   EXPECT_EQ(got.params.temperature, 0.0);
   EXPECT_EQ(got.params.top_k, 3);
   EXPECT_EQ(got.params.top_p, 0.5);
@@ -72,9 +72,9 @@ TEST(SamplingDefaults, FileThenFlags) {
 TEST(SamplingDefaults, DoSampleFalseIsGreedy) {
   GenerationConfig file = File();
   file.do_sample = false;
-  EXPECT_EQ(Resolve({}, &file, {}).params.temperature, 0.0);
+  EXPECT_EQ(Resolve({}, file, {}).params.temperature, 0.0);
   file.do_sample = true;
-  EXPECT_EQ(Resolve({}, &file, {}).params.temperature, 0.1);
+  EXPECT_EQ(Resolve({}, file, {}).params.temperature, 0.1);
 }
 
 TEST(SamplingDefaults, NeutralAndUnappliedValues) {
@@ -82,11 +82,11 @@ TEST(SamplingDefaults, NeutralAndUnappliedValues) {
   file.repetition_penalty = 1.0;
   file.min_p = 0.0;
   file.top_k = -1;
-  EffectiveSampling got = Resolve({}, &file, {});
+  EffectiveSampling got = Resolve({}, file, {});
   EXPECT_TRUE(got.warnings.empty());
   EXPECT_EQ(got.params.top_k, 0);
   file.min_p = 0.05;
-  got = Resolve({}, &file, {});
+  got = Resolve({}, file, {});
   ASSERT_EQ(got.warnings.size(), 1u);
   EXPECT_NE(got.warnings[0].find("min_p 0.05"), std::string::npos);
 }
@@ -94,17 +94,17 @@ TEST(SamplingDefaults, NeutralAndUnappliedValues) {
 TEST(SamplingDefaults, IllegalFileValuesAreNamedUnlessOverridden) {
   GenerationConfig file;
   file.temperature = -1;
-  const absl::StatusOr<EffectiveSampling> got = ResolveSampling({}, &file, {});
+  const absl::StatusOr<EffectiveSampling> got = ResolveSampling({}, file, {});
   ASSERT_FALSE(got.ok());
   EXPECT_EQ(got.status().message(),
             "generation_config.json: temperature is -1, it must be a finite number of 0 or more; "
             "pass the option, or --generation-config none");
   SamplingFlags flags;
   flags.temperature = 1;
-  EXPECT_TRUE(ResolveSampling(flags, &file, {}).ok());
+  EXPECT_TRUE(ResolveSampling(flags, file, {}).ok());
   file = GenerationConfig();
   file.top_p = 0;
-  EXPECT_FALSE(ResolveSampling({}, &file, {}).ok());
+  EXPECT_FALSE(ResolveSampling({}, file, {}).ok());
 }
 
 }  // namespace
