@@ -196,6 +196,8 @@ absl::StatusOr<std::map<std::string, Entry>> ParseFile(const CheckedFile& file) 
 
 class SafetensorsCheckpoint : public Checkpoint {
  public:
+  explicit SafetensorsCheckpoint(std::string description) : description_(std::move(description)) {}
+
   absl::Status Add(const std::string& path) {
     LOCKSTEP_ASSIGN_OR_RETURN(std::unique_ptr<CheckedFile> file, CheckedFile::Open(path));
     LOCKSTEP_ASSIGN_OR_RETURN(const auto entries, ParseFile(*file));
@@ -214,10 +216,7 @@ class SafetensorsCheckpoint : public Checkpoint {
     return it == entries_.end() ? nullptr : it->second.file;
   }
 
-  std::string description() const override {
-    if (files_.size() == 1) return files_[0]->path();
-    return absl::StrFormat("%s and %d more", files_[0]->path(), files_.size() - 1);
-  }
+  std::string description() const override { return description_; }
 
   const TensorInfo* Find(const std::string& name) const override {
     const auto it = entries_.find(name);
@@ -265,6 +264,7 @@ class SafetensorsCheckpoint : public Checkpoint {
   }
 
  private:
+  std::string description_;
   std::vector<std::unique_ptr<CheckedFile>> files_;
   std::map<std::string, Entry> entries_;
 };
@@ -294,7 +294,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSharded(const std::string& folde
   LOCKSTEP_ASSIGN_OR_RETURN(const auto weight_map, ReadWeightMap(index_path));
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : weight_map) shards.insert(shard);
-  auto checkpoint = std::make_unique<SafetensorsCheckpoint>();
+  auto checkpoint = std::make_unique<SafetensorsCheckpoint>(index_path);
   for (const std::string& shard : shards) {
     const absl::Status status = checkpoint->Add(folder + "/" + shard);
     if (absl::IsNotFound(status)) {
@@ -342,10 +342,9 @@ std::string OtherWeights(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensors(const std::vector<std::string>& paths) {
-  LOCKSTEP_CHECK(!paths.empty());
-  auto checkpoint = std::make_unique<SafetensorsCheckpoint>();
-  for (const std::string& path : paths) LOCKSTEP_RETURN_IF_ERROR(checkpoint->Add(path));
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensors(const std::string& path) {
+  auto checkpoint = std::make_unique<SafetensorsCheckpoint>(path);
+  LOCKSTEP_RETURN_IF_ERROR(checkpoint->Add(path));
   return checkpoint;
 }
 
@@ -353,7 +352,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensorsFolder(const std::str
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
   std::error_code error;
-  if (std::filesystem::exists(single, error)) return OpenSafetensors({single});
+  if (std::filesystem::exists(single, error)) return OpenSafetensors(single);
   if (std::filesystem::exists(index, error)) return OpenSharded(folder, index);
   return absl::NotFoundError(
       absl::StrFormat("%s: no weights: looked for model.safetensors and "

@@ -5,19 +5,18 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "model/checkpoint/checkpoint.h"
 
 namespace lockstep {
 
-// The weights of one or more files that together hold each tensor once. Every header is checked in
-// full: InvalidArgument, naming file and tensor, for lengths, spans, shapes or types that do not
-// add up to exactly the file.
-absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensors(const std::vector<std::string>& paths);
+// The tensors of one file. The header is checked in full: InvalidArgument, naming file and tensor,
+// for lengths, spans, shapes or types that do not add up to exactly the file.
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensors(const std::string& path);
 
-// model.safetensors of `folder`, or the shards model.safetensors.index.json names. NotFound, saying
-// what was looked for and what is there instead, when there is neither.
+// model.safetensors of `folder`, or the shards that model.safetensors.index.json names, which
+// together hold each tensor once. NotFound, saying what was looked for and what is there instead,
+// when there is neither.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensorsFolder(const std::string& folder);
 
 }  // namespace lockstep

@@ -252,7 +252,7 @@ TEST_F(SafetensorsTest, WriterWritesWhatTheReaderReads) {
     ASSERT_TRUE((*writer)->Append(rows23).ok());
     ASSERT_TRUE((*writer)->Finish().ok());
   }
-  const auto checkpoint = OpenSafetensors({path});
+  const auto checkpoint = OpenSafetensors(path);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ((*checkpoint)->Find("logits")->stored_type, "F32");
   std::vector<float> out(9);
