@@ -129,7 +129,7 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
     if (exit_status.ok()) return *exit_status;
     Log(LogLevel::kError, std::string(exit_status.status().message()));
     // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
-    if (absl::Status status = (*communicator)->Barrier(); !status.ok()) return 2;
+    (*communicator)->Barrier().IgnoreError();
     return 2;
   } catch (const std::exception& e) {  // out of memory, or a bug
     FailJob(**communicator, absl::StrFormat("unexpected exception: %s", e.what()));

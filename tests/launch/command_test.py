@@ -354,6 +354,15 @@ class BadModelTest(Commands):
         self.model.rmdir()
         self.refuse(str(self.model))
 
+    def test_a_fault_on_one_rank_is_told_as_its_own(self):
+        wrapper = self.folder / "lockstep"  # rank 1 looks for the model in another folder
+        wrapper.write_text(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && cd /\nexec "{LOCKSTEP}" "$@"\n')
+        wrapper.chmod(0o755)
+        command = ["bash", str(RUN), "-n", "3", "generate", "model", *DUMMY, "--ids", "1"]
+        result = Result(subprocess.run(command, cwd=self.folder, env=dict(os.environ, LOCKSTEP=str(wrapper)), timeout=60,
+                                       stdin=subprocess.DEVNULL, capture_output=True))
+        self.assert_refused(result, "rank 1 (", "model")
+
     def test_unknown_architecture(self):
         self.edit_config(architectures=["BertModel"], model_type="bert")
         self.refuse("BertModel", args=DUMMY)
