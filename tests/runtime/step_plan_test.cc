@@ -166,7 +166,7 @@ uint64_t Touch(const StepPlanView& view) {
 // crash, and an accepted plan must stay within the limits.
 bool DecodeAndApply(const std::vector<uint8_t>& bytes) {
   std::vector<uint64_t> words((bytes.size() + 7) / 8);
-  std::memcpy(words.data(), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(words.data()));
   const auto view =
       DecodePlan({reinterpret_cast<const std::byte*>(words.data()), bytes.size()}, TestLimits());
   if (!view.ok()) return false;
