@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/selector.h"
+#include "model/attention_selection.h"
 #include "parallel/partition.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
@@ -45,16 +45,9 @@ absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
                        Communicator& communicator, EngineParts& parts) {
   const ModelConfig& config = source.config;
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
-  AttentionRequirements requirements;
-  requirements.kv_dtype = options.dtype;
-  requirements.head_dim = config.head_dim;
-  requirements.block_size = options.block_size;
-  requirements.sliding_window =
-      std::any_of(config.layer_windows.begin(), config.layer_windows.end(),
-                  [](int64_t window) { return window > 0; });
-  requirements.deterministic = true;  // a request's ids may not depend on its neighbours
   LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
-                            SelectBackend(requirements, options.attention_backend, *parts.threads));
+                            SelectAttention(config, options.dtype, options.block_size,
+                                            options.attention_backend, *parts.threads));
   if (communicator.rank() == 0) LogInfo(selection.report.ToString());
   parts.attention = std::move(selection.backend);
   const DecoderOptions decoder_options{.dtype = options.dtype,

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "attention/attention_backend.h"
 #include "cache/kv_pool.h"
 #include "model/decoder.h"
 #include "runtime/core/thread_pool.h"

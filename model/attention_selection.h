@@ -1,0 +1,19 @@
+// Which attention backend runs a model's layers.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "attention/selector.h"
+#include "model/model_config.h"
+
+namespace lockstep {
+
+// Asks the selector for a backend that does what every layer of the model needs, with results that
+// do not depend on the batch: a request's ids may not depend on its neighbours. `user_choice` may
+// be empty. Errors are SelectBackend's. `threads` must outlive the backend.
+absl::StatusOr<BackendSelection> SelectAttention(const ModelConfig& config, DType kv_dtype,
+                                                 int64_t block_size, std::string_view user_choice,
+                                                 ThreadPool& threads);
+
+}  // namespace lockstep
