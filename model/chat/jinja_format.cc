@@ -65,10 +65,9 @@ std::string FormatIntAs(JinjaInt value, const FieldSpec& spec) {
   } else {
     unsigned __int128 rest =
         negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+    const std::string_view symbols = spec.type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
     do {
-      digits += (spec.type == 'X'
-                     ? "0123456789ABCDEF"
-                     : "0123456789abcdef")[static_cast<int>(rest % static_cast<unsigned>(base))];
+      digits += symbols[static_cast<size_t>(rest % static_cast<unsigned>(base))];
       rest /= static_cast<unsigned>(base);
     } while (rest != 0);
     std::reverse(digits.begin(), digits.end());
