@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-class Decoder;
+class TokenDecoder;
 struct TokenizerParts;  // tokenizer_parts.h: what a tokenizer is made of
 
 // Immutable once made; every const method may be called from several threads at once.
@@ -44,7 +44,9 @@ class Tokenizer {
 
   // The ids of `utf8`. Added tokens (special ones too) that occur in the text become their ids.
   // `add_special_tokens` also applies the post-processor's template (a leading <s>, say).
-  // InvalidArgument with the byte offset for invalid UTF-8.
+  // A character that has no token and no
+  // unk_token or byte token to stand for it is left out, as in the reference. InvalidArgument with
+  // the byte offset for invalid UTF-8.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view utf8, bool add_special_tokens) const;
 
   // The text of `ids`, always valid UTF-8 (bytes that form no character become U+FFFD).
@@ -65,7 +67,7 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
-  const Decoder& decoder() const;
+  const TokenDecoder& decoder() const;
 
   struct State;
   explicit Tokenizer(std::unique_ptr<State> state);
