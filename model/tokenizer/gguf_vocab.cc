@@ -163,7 +163,7 @@ absl::Status ReadGpt2(const GgufVocab& vocab, const std::string& where, Tokenize
   if (pre->nfc) {
     LOCKSTEP_ASSIGN_OR_RETURN(parts->normalizer, Normalizer::Create({{"type", "NFC"}}, where));
   }
-  LOCKSTEP_ASSIGN_OR_RETURN(parts->decoder, Decoder::Create({{"type", "ByteLevel"}}, where));
+  LOCKSTEP_ASSIGN_OR_RETURN(parts->decoder, TokenDecoder::Create({{"type", "ByteLevel"}}, where));
   if (vocab.merges.empty())
     return absl::InvalidArgumentError(where + ": tokenizer.ggml.merges is empty or missing");
   LOCKSTEP_ASSIGN_OR_RETURN(
@@ -222,8 +222,8 @@ absl::Status ReadLlama(const GgufVocab& vocab, const std::string& where, Tokeniz
                    {{"type", "Fuse"}}};
   if (space_prefix)
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-  LOCKSTEP_ASSIGN_OR_RETURN(parts->decoder,
-                            Decoder::Create({{"type", "Sequence"}, {"decoders", decoders}}, where));
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      parts->decoder, TokenDecoder::Create({{"type", "Sequence"}, {"decoders", decoders}}, where));
   parts->bpe.byte_fallback = true;
   parts->bpe.fuse_unk = true;
   if (vocab.unk_token_id.has_value()) parts->bpe.unk_token = vocab.tokens[*vocab.unk_token_id];

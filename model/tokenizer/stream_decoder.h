@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/tokenizer/decoder.h"
+#include "model/tokenizer/token_decoder.h"
 #include "model/tokenizer/tokenizer.h"
 
 namespace lockstep {
@@ -31,7 +31,7 @@ class StreamDecoder {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;
-  DecoderState state_;
+  TokenDecoderState state_;
 };
 
 }  // namespace lockstep

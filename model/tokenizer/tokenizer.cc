@@ -184,8 +184,8 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view utf8,
 
 absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
                                               bool skip_special_tokens) const {
-  const Decoder& decoder = state_->parts.decoder;
-  DecoderState running = decoder.NewState();
+  const TokenDecoder& decoder = state_->parts.decoder;
+  TokenDecoderState running = decoder.NewState();
   std::string text;
   for (const int32_t id : ids) {
     const std::string_view token = IdToToken(id);
@@ -227,6 +227,6 @@ bool Tokenizer::IsSpecial(int32_t id) const {
   return it != state_->added_by_id.end() && it->second.special;
 }
 
-const Decoder& Tokenizer::decoder() const { return state_->parts.decoder; }
+const TokenDecoder& Tokenizer::decoder() const { return state_->parts.decoder; }
 
 }  // namespace lockstep

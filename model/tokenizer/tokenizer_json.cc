@@ -199,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(const Json& docum
       parts.pre_tokenizer,
       PreTokenizer::Create(SectionOrNull(document, "pre_tokenizer"), where + ": pre_tokenizer"));
   LOCKSTEP_ASSIGN_OR_RETURN(
-      parts.decoder, Decoder::Create(SectionOrNull(document, "decoder"), where + ": decoder"));
+      parts.decoder, TokenDecoder::Create(SectionOrNull(document, "decoder"), where + ": decoder"));
   LOCKSTEP_RETURN_IF_ERROR(ReadPostProcessor(SectionOrNull(document, "post_processor"),
                                              where + ": post_processor", &parts));
   LOCKSTEP_RETURN_IF_ERROR(ReadAddedTokens(document, where, &parts));

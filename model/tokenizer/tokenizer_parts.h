@@ -7,9 +7,9 @@
 
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
-#include "model/tokenizer/decoder.h"
 #include "model/tokenizer/normalizer.h"
 #include "model/tokenizer/pre_tokenizer.h"
+#include "model/tokenizer/token_decoder.h"
 #include "model/tokenizer/vocabulary.h"
 
 namespace lockstep {
@@ -21,7 +21,7 @@ struct TokenizerParts {
   std::vector<Merge> merges;
   BpeOptions bpe;  // pieces_are_bytes is taken from the pre-tokenizer
   std::vector<AddedToken> added_tokens;
-  Decoder decoder;
+  TokenDecoder decoder;
   // The post-processor's template: ids around the text's own when special tokens are added.
   std::vector<int32_t> prefix;
   std::vector<int32_t> suffix;

@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-// What one running decode holds; made by Decoder::NewState. Copyable.
-struct DecoderState {
+// What one running decode holds; made by TokenDecoder::NewState. Copyable.
+struct TokenDecoderState {
   struct Step {
     std::string held;  // bytes not yet passed on
     int64_t count =
@@ -29,16 +29,16 @@ struct DecoderState {
 };
 
 // Immutable; thread-safe.
-class Decoder {
+class TokenDecoder {
  public:
   // `decoder_json` may be null: then the tokens are joined with spaces, as the reference does.
-  static absl::StatusOr<Decoder> Create(const Json& decoder_json, const std::string& where);
+  static absl::StatusOr<TokenDecoder> Create(const Json& decoder_json, const std::string& where);
 
-  DecoderState NewState() const;
+  TokenDecoderState NewState() const;
   // Feeds one whole token; appends to `out` the text that is final.
-  void Push(std::string_view token, DecoderState* state, std::string* out) const;
+  void Push(std::string_view token, TokenDecoderState* state, std::string* out) const;
   // Ends the sequence: appends what was held and resets the state.
-  void Finish(DecoderState* state, std::string* out) const;
+  void Finish(TokenDecoderState* state, std::string* out) const;
 
  private:
   enum class Kind {
@@ -61,17 +61,17 @@ class Decoder {
 
   absl::Status Append(const Json& json, const std::string& where);
   absl::Status AppendReplace(const Json& json, const std::string& where);
-  void Feed(size_t index, std::string_view text, bool token_end, DecoderState* state,
+  void Feed(size_t index, std::string_view text, bool token_end, TokenDecoderState* state,
             std::string* out) const;
-  void FeedBytes(size_t index, bool final, DecoderState* state, std::string* out) const;
-  void FeedReplace(size_t index, std::string_view text, bool token_end, DecoderState* state,
+  void FeedBytes(size_t index, bool final, TokenDecoderState* state, std::string* out) const;
+  void FeedReplace(size_t index, std::string_view text, bool token_end, TokenDecoderState* state,
                    std::string* out) const;
-  void FeedStrip(size_t index, std::string_view text, bool token_end, DecoderState* state,
+  void FeedStrip(size_t index, std::string_view text, bool token_end, TokenDecoderState* state,
                  std::string* out) const;
-  void FeedMetaspace(size_t index, std::string_view text, bool token_end, DecoderState* state,
+  void FeedMetaspace(size_t index, std::string_view text, bool token_end, TokenDecoderState* state,
                      std::string* out) const;
-  void FlushByteRun(size_t index, DecoderState* state, std::string* out) const;
-  void FinishStep(size_t index, DecoderState* state, std::string* out) const;
+  void FlushByteRun(size_t index, TokenDecoderState* state, std::string* out) const;
+  void FinishStep(size_t index, TokenDecoderState* state, std::string* out) const;
 
   std::vector<Step> steps_;
 };

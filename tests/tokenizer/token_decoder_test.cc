@@ -1,6 +1,6 @@
 // Decoding whole sequences and streams.
 
-#include "model/tokenizer/decoder.h"
+#include "model/tokenizer/token_decoder.h"
 
 #include <random>
 
@@ -107,9 +107,9 @@ TEST(DecoderTest, SkipsSpecialTokens) {
 }
 
 std::string DecodeAll(const Json& json, const Strings& tokens) {
-  const auto decoder = Decoder::Create(json, "test");
+  const auto decoder = TokenDecoder::Create(json, "test");
   EXPECT_TRUE(decoder.ok()) << decoder.status();
-  DecoderState state = decoder->NewState();
+  TokenDecoderState state = decoder->NewState();
   std::string text;
   for (const std::string& token : tokens) decoder->Push(token, &state, &text);
   decoder->Finish(&state, &text);
@@ -135,7 +135,7 @@ TEST(DecoderTest, EveryKind) {
   const Json replace = {{"type", "Replace"}, {"pattern", {{"String", "ab"}}}, {"content", "X"}};
   EXPECT_EQ(DecodeAll(replace, {"a", "bab"}), "abX");
   EXPECT_EQ(DecodeAll(sequence({{{"type", "Fuse"}}, replace}), {"a", "bab", "a"}), "XXa");
-  const auto unknown = Decoder::Create({{"type", "WordPiece"}}, "f.json: decoder");
+  const auto unknown = TokenDecoder::Create({{"type", "WordPiece"}}, "f.json: decoder");
   EXPECT_NE(unknown.status().message().find("\"WordPiece\" is not supported"),
             absl::string_view::npos);
 }

@@ -1,4 +1,4 @@
-#include "model/tokenizer/decoder.h"
+#include "model/tokenizer/token_decoder.h"
 
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/json_fields.h"
@@ -37,8 +37,8 @@ size_t PartialMatch(std::string_view text, std::string_view pattern) {
 
 }  // namespace
 
-absl::StatusOr<Decoder> Decoder::Create(const Json& json, const std::string& where) {
-  Decoder decoder;
+absl::StatusOr<TokenDecoder> TokenDecoder::Create(const Json& json, const std::string& where) {
+  TokenDecoder decoder;
   if (json.is_null()) {
     decoder.steps_.push_back({Kind::kJoinWithSpace});
     return decoder;
@@ -47,7 +47,7 @@ absl::StatusOr<Decoder> Decoder::Create(const Json& json, const std::string& whe
   return decoder;
 }
 
-absl::Status Decoder::Append(const Json& json, const std::string& where) {
+absl::Status TokenDecoder::Append(const Json& json, const std::string& where) {
   LOCKSTEP_ASSIGN_OR_RETURN(const std::string type, StringField(json, "type", std::nullopt, where));
   if (type == "Sequence") {
     LOCKSTEP_ASSIGN_OR_RETURN(const Json* parts, ArrayField(json, "decoders", where));
@@ -92,7 +92,7 @@ absl::Status Decoder::Append(const Json& json, const std::string& where) {
   return absl::OkStatus();
 }
 
-absl::Status Decoder::AppendReplace(const Json& json, const std::string& where) {
+absl::Status TokenDecoder::AppendReplace(const Json& json, const std::string& where) {
   Step step{Kind::kReplace};
   LOCKSTEP_ASSIGN_OR_RETURN(const PatternField pattern, ParsePattern(json, where));
   LOCKSTEP_ASSIGN_OR_RETURN(step.content, StringField(json, "content", std::nullopt, where));
@@ -107,22 +107,23 @@ absl::Status Decoder::AppendReplace(const Json& json, const std::string& where) 
   return absl::OkStatus();
 }
 
-DecoderState Decoder::NewState() const {
-  DecoderState state;
+TokenDecoderState TokenDecoder::NewState() const {
+  TokenDecoderState state;
   state.steps.resize(steps_.size());
   return state;
 }
 
-void Decoder::Push(std::string_view token, DecoderState* state, std::string* out) const {
+void TokenDecoder::Push(std::string_view token, TokenDecoderState* state, std::string* out) const {
   Feed(0, token, true, state, out);
 }
 
-void Decoder::Finish(DecoderState* state, std::string* out) const {
+void TokenDecoder::Finish(TokenDecoderState* state, std::string* out) const {
   for (size_t i = 0; i < steps_.size(); ++i) FinishStep(i, state, out);
   *state = NewState();
 }
 
-void Decoder::FeedBytes(size_t index, bool final, DecoderState* state, std::string* out) const {
+void TokenDecoder::FeedBytes(size_t index, bool final, TokenDecoderState* state,
+                             std::string* out) const {
   std::string& held = state->steps[index].held;
   std::string text;
   held.erase(0, AppendLossyUtf8(held, final, &text));
@@ -131,7 +132,7 @@ void Decoder::FeedBytes(size_t index, bool final, DecoderState* state, std::stri
 
 // The reference takes a run of byte tokens as a whole: if it is no valid UTF-8, every byte becomes
 // a U+FFFD token.
-void Decoder::FlushByteRun(size_t index, DecoderState* state, std::string* out) const {
+void TokenDecoder::FlushByteRun(size_t index, TokenDecoderState* state, std::string* out) const {
   const std::string run = std::exchange(state->steps[index].held, {});
   if (run.empty()) return;
   if (FindInvalidUtf8(run) == std::string_view::npos) {
@@ -142,8 +143,8 @@ void Decoder::FlushByteRun(size_t index, DecoderState* state, std::string* out) 
   }
 }
 
-void Decoder::FeedReplace(size_t index, std::string_view text, bool token_end, DecoderState* state,
-                          std::string* out) const {
+void TokenDecoder::FeedReplace(size_t index, std::string_view text, bool token_end,
+                               TokenDecoderState* state, std::string* out) const {
   const Step& step = steps_[index];
   std::string pending = std::exchange(state->steps[index].held, {});
   pending.append(text);
@@ -161,10 +162,10 @@ void Decoder::FeedReplace(size_t index, std::string_view text, bool token_end, D
   Feed(index + 1, replaced, token_end, state, out);
 }
 
-void Decoder::FeedStrip(size_t index, std::string_view text, bool token_end, DecoderState* state,
-                        std::string* out) const {
+void TokenDecoder::FeedStrip(size_t index, std::string_view text, bool token_end,
+                             TokenDecoderState* state, std::string* out) const {
   const Step& step = steps_[index];
-  DecoderState::Step& own = state->steps[index];
+  TokenDecoderState::Step& own = state->steps[index];
   std::string kept;
   while (!text.empty()) {
     const std::string_view character = text.substr(0, CharacterLength(text[0]));
@@ -188,10 +189,10 @@ void Decoder::FeedStrip(size_t index, std::string_view text, bool token_end, Dec
   Feed(index + 1, kept, token_end, state, out);
 }
 
-void Decoder::FeedMetaspace(size_t index, std::string_view text, bool token_end,
-                            DecoderState* state, std::string* out) const {
+void TokenDecoder::FeedMetaspace(size_t index, std::string_view text, bool token_end,
+                                 TokenDecoderState* state, std::string* out) const {
   const Step& step = steps_[index];
-  DecoderState::Step& own = state->steps[index];
+  TokenDecoderState::Step& own = state->steps[index];
   std::string mapped;
   size_t at = 0;
   for (size_t found; (found = text.find(step.pattern, at)) != std::string_view::npos;) {
@@ -206,13 +207,13 @@ void Decoder::FeedMetaspace(size_t index, std::string_view text, bool token_end,
 
 // Gives `text`, a part of a token or all of it, to step `index`. `token_end`: it is the token's
 // last part.
-void Decoder::Feed(size_t index, std::string_view text, bool token_end, DecoderState* state,
-                   std::string* out) const {
+void TokenDecoder::Feed(size_t index, std::string_view text, bool token_end,
+                        TokenDecoderState* state, std::string* out) const {
   if (index == steps_.size()) {
     out->append(text);
     return;
   }
-  DecoderState::Step& own = state->steps[index];
+  TokenDecoderState::Step& own = state->steps[index];
   switch (steps_[index].kind) {
     case Kind::kByteLevel:
       AppendByteLevelDecoded(text, &own.held);
@@ -247,7 +248,7 @@ void Decoder::Feed(size_t index, std::string_view text, bool token_end, DecoderS
 
 // No more tokens come to step `index`: whatever it holds goes to the next one. Steps that join
 // tokens end their one token here.
-void Decoder::FinishStep(size_t index, DecoderState* state, std::string* out) const {
+void TokenDecoder::FinishStep(size_t index, TokenDecoderState* state, std::string* out) const {
   switch (steps_[index].kind) {
     case Kind::kByteLevel:
       FeedBytes(index, true, state, out);
