@@ -26,10 +26,10 @@ namespace lockstep {
 // A published template uses a few hundred steps a message. The defaults end a hostile template
 // within seconds.
 struct RenderLimits {
-  int64_t max_steps =
-      20'000'000;  // about one a node executed, and one per 64 bytes of text worked on
-  int64_t max_allocated_bytes = int64_t{1}
-                                << 30;  // all values ever made by one rendering, and its output
+  // About one a node executed, and one for 64 bytes of text worked on.
+  int64_t max_steps = 20'000'000;
+  // All values that one rendering ever makes, its input and its output included.
+  int64_t max_allocated_bytes = int64_t{256} << 20;
   int64_t max_output_bytes = int64_t{64} << 20;
   int max_recursion = 600;  // nested statements and expressions being executed
 };

@@ -95,8 +95,7 @@ bool PythonAttribute(JinjaRuntime& rt, const JinjaValue& value, const std::strin
 bool PythonItem(JinjaRuntime& rt, const JinjaValue& value, const JinjaValue& key,
                 JinjaValue* item) {
   if (value.is_dict()) {
-    rt.Step(1 + static_cast<int64_t>(value.dict().items.size() / 8));
-    const JinjaValue* found = value.dict().Find(key);
+    const JinjaValue* found = FindKey(rt, value.dict(), key);
     if (found == nullptr) return false;
     *item = *found;
     return true;
@@ -252,11 +251,10 @@ bool Contains(JinjaRuntime& rt, const JinjaValue& container, const JinjaValue& i
     return container.text().find(item.text()) != std::string_view::npos;
   }
   if (container.is_dict()) {
-    rt.Step(1 + static_cast<int64_t>(container.dict().items.size() / 8));
     if (item.is_dict() || item.Is(JinjaKind::kList)) {
       FailJinja(absl::StrFormat("unhashable type: '%s'", item.TypeName()));
     }
-    return container.dict().Find(item) != nullptr;
+    return FindKey(rt, container.dict(), item) != nullptr;
   }
   const bool iterable =
       container.is_sequence() || container.Is(JinjaKind::kIterator) || container.is_undefined();
@@ -265,7 +263,7 @@ bool Contains(JinjaRuntime& rt, const JinjaValue& container, const JinjaValue& i
   }
   const auto next = Iterate(rt, container);
   for (JinjaValue candidate; next(&candidate);) {
-    if (Equal(candidate, item)) return true;
+    if (Equal(rt, candidate, item)) return true;
   }
   return false;
 }

@@ -130,17 +130,17 @@ JinjaValue JinjaInterpreter::EvalCompare(const JinjaExpr& expr, JinjaScope* scop
     const std::string& op = expr.operators[i];
     bool holds = false;
     if (op == "==") {
-      holds = Equal(left, right);
+      holds = Equal(rt_, left, right);
     } else if (op == "!=") {
-      holds = !Equal(left, right);
+      holds = !Equal(rt_, left, right);
     } else if (op == "<") {
-      holds = Less(left, right);
+      holds = Less(rt_, left, right);
     } else if (op == "<=") {
-      holds = Less(left, right, "<=");
+      holds = Less(rt_, left, right, "<=");
     } else if (op == ">") {
-      holds = Less(right, left);
+      holds = Less(rt_, right, left);
     } else if (op == ">=") {
-      holds = Less(right, left, "<=");
+      holds = Less(rt_, right, left, "<=");
     } else {
       holds = Contains(rt_, right, left) == (op == "in");
     }

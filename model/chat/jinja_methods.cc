@@ -43,7 +43,7 @@ JinjaValue CallDictMethod(JinjaRuntime& rt, const JinjaMethod& method, const Jin
   if (name == "get") {
     if (!args.named.empty()) FailJinja("get() takes no named arguments");
     const BoundArgs bound(name, args, {"key", "default"}, 1);
-    const JinjaValue* found = dict.Find(*bound[0]);
+    const JinjaValue* found = FindKey(rt, dict, *bound[0]);
     if (found != nullptr) return *found;
     return bound[1] == nullptr ? JinjaValue::None() : *bound[1];
   }
@@ -67,7 +67,7 @@ JinjaValue CallListMethod(JinjaRuntime& rt, const JinjaMethod& method, const Jin
     return method.self;
   }
   const BoundArgs bound(method.name, args, {"value"}, 1);
-  const auto equal = [&bound](const JinjaValue& item) { return Equal(item, *bound[0]); };
+  const auto equal = [&rt, &bound](const JinjaValue& item) { return Equal(rt, item, *bound[0]); };
   if (method.name == "count") {
     return JinjaValue::Int(std::count_if(items.begin(), items.end(), equal));
   }
@@ -84,7 +84,7 @@ JinjaValue CallLoopMethod(JinjaRuntime& rt, const JinjaMethod& method, const Jin
     return args.positional[static_cast<size_t>(loop.index0) % args.positional.size()];
   }
   const JinjaValue values = rt.Tuple(args.positional);
-  const bool changed = !loop.changed_called || !Equal(values, loop.last_changed);
+  const bool changed = !loop.changed_called || !Equal(rt, values, loop.last_changed);
   loop.changed_called = true;
   loop.last_changed = values;
   loop.depth = std::max(loop.depth, values.depth() + 1);

@@ -20,11 +20,11 @@ constexpr int64_t kMaxRange = 100000;  // the sandbox's own limit
 
 // Where each item lies in the Python ordering `a op b` of two sequences: the first pair that
 // differs decides.
-bool LessSequence(const JinjaValue& a, const JinjaValue& b, const char* op) {
+bool LessSequence(JinjaRuntime& rt, const JinjaValue& a, const JinjaValue& b, const char* op) {
   const auto& x = a.items();
   const auto& y = b.items();
   for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
-    if (!Equal(x[i], y[i])) return Less(x[i], y[i], op);
+    if (!Equal(rt, x[i], y[i])) return Less(rt, x[i], y[i], op);
   }
   return op[1] == '=' ? x.size() <= y.size() : x.size() < y.size();
 }
@@ -156,8 +156,10 @@ void JinjaRuntime::Step(int64_t steps) {
 }
 
 void JinjaRuntime::Allocate(size_t bytes) {
-  // Small objects cost more than their payload.
-  allocated_ += static_cast<int64_t>(std::min(bytes, size_t{1} << 40)) + 32;
+  // What an object costs beside its payload: its head, the count of its users, the place that holds
+  // it.
+  constexpr int64_t kObjectBytes = 112;
+  allocated_ += static_cast<int64_t>(std::min(bytes, size_t{1} << 40)) + kObjectBytes;
   Step(static_cast<int64_t>(bytes / 64));
   if (allocated_ > options_.limits.max_allocated_bytes) {
     FailLimit(
@@ -213,8 +215,7 @@ JinjaValue JinjaRuntime::Dict(std::vector<JinjaPair> items) {
       FailJinja(absl::StrFormat("unhashable type: '%s'", item.first.TypeName()));
     }
     depth = std::max({depth, item.first.depth(), item.second.depth()});
-    Step(static_cast<int64_t>(dict->items.size() / 8));
-    if (const JinjaValue* known = dict->Find(item.first)) {
+    if (const JinjaValue* known = FindKey(*this, *dict, item.first)) {
       *const_cast<JinjaValue*>(known) = std::move(item.second);
     } else {
       dict->items.push_back(std::move(item));
@@ -244,23 +245,38 @@ void RequireDefined(const JinjaValue& value) {
   if (value.is_undefined()) FailJinja(value.undefined_message());
 }
 
-bool Equal(const JinjaValue& a, const JinjaValue& b) {
+const JinjaValue* FindKey(JinjaRuntime& rt, const JinjaDict& dict, const JinjaValue& key) {
+  rt.Step(1 + static_cast<int64_t>(dict.items.size() / 8));
+  if (key.is_string()) return dict.Find(key.text());
+  for (const JinjaPair& item : dict.items) {
+    if (Equal(rt, item.first, key)) return &item.second;
+  }
+  return nullptr;
+}
+
+bool Equal(JinjaRuntime& rt, const JinjaValue& a, const JinjaValue& b) {
   if (a.is_number() && b.is_number()) {
     if (a.is_int() && b.is_int()) return a.int_value() == b.int_value();
     return a.float_value() == b.float_value();
   }
   if (a.kind() != b.kind()) return false;
-  if (a.is_string()) return a.text() == b.text();
+  if (a.is_string()) {
+    if (a.text().size() != b.text().size()) return false;
+    rt.Step(static_cast<int64_t>(a.text().size() / 64));
+    return a.text() == b.text();
+  }
   if (a.is_sequence()) {
+    rt.Step(static_cast<int64_t>(std::min(a.items().size(), b.items().size())));
     return std::equal(a.items().begin(), a.items().end(), b.items().begin(), b.items().end(),
-                      Equal);
+                      [&rt](const JinjaValue& x, const JinjaValue& y) { return Equal(rt, x, y); });
   }
   if (a.is_dict()) {
     if (a.dict().items.size() != b.dict().items.size()) return false;
-    return std::all_of(a.dict().items.begin(), a.dict().items.end(), [&b](const JinjaPair& item) {
-      const JinjaValue* other = b.dict().Find(item.first);
-      return other != nullptr && Equal(item.second, *other);
-    });
+    return std::all_of(a.dict().items.begin(), a.dict().items.end(),
+                       [&rt, &b](const JinjaPair& item) {
+                         const JinjaValue* other = FindKey(rt, b.dict(), item.first);
+                         return other != nullptr && Equal(rt, item.second, *other);
+                       });
   }
   switch (a.kind()) {
     case JinjaKind::kIterator:
@@ -280,7 +296,8 @@ bool Equal(const JinjaValue& a, const JinjaValue& b) {
   }
 }
 
-bool Less(const JinjaValue& a, const JinjaValue& b, const char* op) {
+bool Less(JinjaRuntime& rt, const JinjaValue& a, const JinjaValue& b, const char* op) {
+  rt.Step();
   RequireDefined(a);
   RequireDefined(b);
   const bool or_equal = op[1] == '=';
@@ -290,9 +307,11 @@ bool Less(const JinjaValue& a, const JinjaValue& b, const char* op) {
   if (a.is_number() && b.is_number()) {
     return or_equal ? a.float_value() <= b.float_value() : a.float_value() < b.float_value();
   }
+  if (a.is_string() && b.is_string())
+    rt.Step(static_cast<int64_t>(std::min(a.text().size(), b.text().size()) / 64));
   // The order of UTF-8's bytes is that of its code points.
   if (a.is_string() && b.is_string()) return or_equal ? a.text() <= b.text() : a.text() < b.text();
-  if (a.kind() == b.kind() && IsListOrTuple(a)) return LessSequence(a, b, op);
+  if (a.kind() == b.kind() && IsListOrTuple(a)) return LessSequence(rt, a, b, op);
   FailJinja(absl::StrFormat("'%s' not supported between instances of '%s' and '%s'", op,
                             a.TypeName(), b.TypeName()));
 }

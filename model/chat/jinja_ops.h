@@ -57,9 +57,11 @@ class JinjaRuntime {
 // Fails with the undefined value's own message.
 void RequireDefined(const JinjaValue& value);
 
-bool Equal(const JinjaValue& a, const JinjaValue& b);
+bool Equal(JinjaRuntime& rt, const JinjaValue& a, const JinjaValue& b);
+// The value of an equal key; null when there is none.
+const JinjaValue* FindKey(JinjaRuntime& rt, const JinjaDict& dict, const JinjaValue& key);
 // Python's a < b (strict) or a <= b; `op` is for the message.
-bool Less(const JinjaValue& a, const JinjaValue& b, const char* op = "<");
+bool Less(JinjaRuntime& rt, const JinjaValue& a, const JinjaValue& b, const char* op = "<");
 bool Contains(JinjaRuntime& rt, const JinjaValue& container, const JinjaValue& item);
 
 // "+", "-", "*", "/", "//", "%", "**"

@@ -73,9 +73,8 @@ struct Keyed {
 
 // std::stable_sort with Python's rule for `reverse`: equal elements keep their order.
 std::vector<JinjaValue> SortByKey(Rt rt, std::vector<Keyed> items, bool reverse) {
-  rt.Step(static_cast<int64_t>(items.size()) * 8);
-  std::stable_sort(items.begin(), items.end(), [reverse](const Keyed& a, const Keyed& b) {
-    return reverse ? Less(b.key, a.key) : Less(a.key, b.key);
+  std::stable_sort(items.begin(), items.end(), [&rt, reverse](const Keyed& a, const Keyed& b) {
+    return reverse ? Less(rt, b.key, a.key) : Less(rt, a.key, b.key);
   });
   std::vector<JinjaValue> sorted;
   for (Keyed& item : items) sorted.push_back(std::move(item.value));
@@ -127,8 +126,8 @@ JinjaValue Unique(Rt rt, V v, Args args) {
         while (next(item)) {
           const JinjaValue key = getter(*item);
           rt.Step(1 + static_cast<int64_t>(seen.size() / 8));
-          const bool known =
-              std::any_of(seen.begin(), seen.end(), [&key](V other) { return Equal(other, key); });
+          const bool known = std::any_of(seen.begin(), seen.end(),
+                                         [&rt, &key](V other) { return Equal(rt, other, key); });
           if (known) continue;
           rt.Allocate(sizeof(JinjaValue));
           seen.push_back(key);
@@ -147,7 +146,7 @@ JinjaValue Extreme(Rt rt, V v, Args args, bool want_max) {
   JinjaValue best_key = getter(best);
   for (JinjaValue item; next(&item);) {
     JinjaValue key = getter(item);
-    if (want_max ? !Less(best_key, key) : !Less(key, best_key)) continue;
+    if (want_max ? !Less(rt, best_key, key) : !Less(rt, key, best_key)) continue;
     best = item;
     best_key = std::move(key);
   }

@@ -36,7 +36,7 @@ bool IsCasedAs(JinjaRuntime& rt, V v, const char* method) {
 
 bool Divisible(Rt rt, V v, Args args) {
   const JinjaValue& divisor = Only("divisibleby", args);
-  return Equal(Arithmetic(rt, "%", v, divisor), JinjaValue::Int(0));
+  return Equal(rt, Arithmetic(rt, "%", v, divisor), JinjaValue::Int(0));
 }
 
 bool IsIterable(Rt, V v, Args) {
@@ -49,10 +49,11 @@ bool IsSequence(Rt, V v, Args) {
          v.is_dict() || v.is_string() || v.is_undefined();
 }
 
-bool IsSame(Rt, V v, Args args) {
+bool IsSame(Rt rt, V v, Args args) {
   const JinjaValue& other = Only("sameas", args);
   if (v.kind() != other.kind()) return false;
-  if (v.is_none() || v.Is(JinjaKind::kBool) || v.Is(JinjaKind::kNamespace)) return Equal(v, other);
+  if (v.is_none() || v.Is(JinjaKind::kBool) || v.Is(JinjaKind::kNamespace))
+    return Equal(rt, v, other);
   FailUnsupported(absl::StrFormat("the test 'sameas' of a %s", v.TypeName()));
 }
 
@@ -90,12 +91,12 @@ const NamedTest kTests[] = {
     {"in", [](Rt rt, V v, Args args) { return Contains(rt, Only("in", args), v); }},
     {"filter", [](Rt, V v, Args) { return v.is_string() && FindJinjaFilter(v.text()) != nullptr; }},
     {"test", [](Rt, V v, Args) { return v.is_string() && FindJinjaTest(v.text()) != nullptr; }},
-    {"eq", [](Rt, V v, Args args) { return Equal(v, Only("eq", args)); }},
-    {"ne", [](Rt, V v, Args args) { return !Equal(v, Only("ne", args)); }},
-    {"lt", [](Rt, V v, Args args) { return Less(v, Only("lt", args)); }},
-    {"le", [](Rt, V v, Args args) { return Less(v, Only("le", args), "<="); }},
-    {"gt", [](Rt, V v, Args args) { return Less(Only("gt", args), v); }},
-    {"ge", [](Rt, V v, Args args) { return Less(Only("ge", args), v, "<="); }},
+    {"eq", [](Rt rt, V v, Args args) { return Equal(rt, v, Only("eq", args)); }},
+    {"ne", [](Rt rt, V v, Args args) { return !Equal(rt, v, Only("ne", args)); }},
+    {"lt", [](Rt rt, V v, Args args) { return Less(rt, v, Only("lt", args)); }},
+    {"le", [](Rt rt, V v, Args args) { return Less(rt, v, Only("le", args), "<="); }},
+    {"gt", [](Rt rt, V v, Args args) { return Less(rt, Only("gt", args), v); }},
+    {"ge", [](Rt rt, V v, Args args) { return Less(rt, Only("ge", args), v, "<="); }},
 };
 
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {

@@ -204,8 +204,8 @@ void JsonWriter::WriteDict(const JinjaDict& dict, int level) {
   std::vector<const JinjaPair*> items;
   for (const JinjaPair& item : dict.items) items.push_back(&item);
   if (style_.sort_keys) {
-    std::stable_sort(items.begin(), items.end(), [](const JinjaPair* a, const JinjaPair* b) {
-      return Less(a->first, b->first);
+    std::stable_sort(items.begin(), items.end(), [this](const JinjaPair* a, const JinjaPair* b) {
+      return Less(rt_, a->first, b->first);
     });
   }
   out_ += '{';

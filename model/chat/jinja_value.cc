@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "model/chat/jinja_ops.h"
-
 namespace lockstep {
 
 void FailJinja(std::string message) {
@@ -11,14 +9,6 @@ void FailJinja(std::string message) {
 }
 void FailUnsupported(std::string message) {
   throw JinjaError{absl::StatusCode::kUnimplemented, std::move(message)};
-}
-
-const JinjaValue* JinjaDict::Find(const JinjaValue& key) const {
-  if (key.is_string()) return Find(key.text());
-  for (const JinjaPair& item : items) {
-    if (Equal(item.first, key)) return &item.second;
-  }
-  return nullptr;
 }
 
 const JinjaValue* JinjaDict::Find(std::string_view key) const {

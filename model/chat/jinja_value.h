@@ -78,7 +78,6 @@ struct JinjaDict {
   std::vector<JinjaPair> items;  // in order of insertion
   int depth = 1;
 
-  const JinjaValue* Find(const JinjaValue& key) const;
   const JinjaValue* Find(std::string_view key) const;
 };
 

@@ -186,6 +186,9 @@ TEST(ChatTemplateTest, HostileTemplatesEndByALimit) {
       "{{ [1, 2] | tojson(indent='x' * 99999999) | tojson(indent='y' * 99999999) }}" + loop + loop +
           end + end,
       "{{ ('a ' * 9999999).rsplit() }}",
+      "{% set x = range(99999) | list %}" + loop + "{{ x == x }}{{ x < x }}{{ x in [x] }}" + end,
+      "{% set x = 'ab' * 99999 %}{% set y = 'ab' * 99999 %}" + loop + "{% if x == y %}{% endif %}" +
+          end,
       "{{ " + brackets + " }}",
       "{{ " + std::string(100000, '-') + "1 }}",
       sum + " }}",
