@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// Owns `size_bytes` of host memory, aligned to a cache line. Contents start uninitialised. Movable, not copyable.
+// Owns `size_bytes` of host memory, aligned to a cache line. Contents start uninitialised. Movable,
+// not copyable.
 class Buffer {
  public:
   // ResourceExhausted, naming `what` and the size, when the memory cannot be had.

@@ -36,8 +36,10 @@ F16 ToF16(float x) {
   const uint16_t sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
   const uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
-  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // >= 65520 rounds to infinity
-  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; adding 0.5 puts the rounded mantissa in the low bits
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<uint16_t>(sign | 0x7c00u)};  // >= 65520 rounds to infinity
+  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; adding 0.5 puts the rounded mantissa in
+                                  // the low bits
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
   }

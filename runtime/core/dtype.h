@@ -34,7 +34,8 @@ inline BF16 ToBF16(float x) {
 }
 F16 ToF16(float x);  // values above 65504 become infinite: check before where that matters
 
-// Converts `count` elements from `from` at `src` to `to` at `dst` (nearest-even). The ranges may not overlap.
+// Converts `count` elements from `from` at `src` to `to` at `dst` (nearest-even). The ranges may
+// not overlap.
 void Convert(DType from, const void* src, DType to, void* dst, int64_t count);
 
 }  // namespace lockstep

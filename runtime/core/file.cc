@@ -25,7 +25,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
   }
   const int error = errno;
   close(fd);
-  if (n < 0) return absl::FailedPreconditionError(absl::StrFormat("%s: %s", path, std::strerror(error)));
+  if (n < 0)
+    return absl::FailedPreconditionError(absl::StrFormat("%s: %s", path, std::strerror(error)));
   if (static_cast<int64_t>(text.size()) > max_bytes) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s: larger than the %d bytes accepted here", path, max_bytes));

@@ -1,5 +1,5 @@
-// JSON without exceptions and with a depth limit (nlohmann's DOM is copied and destroyed recursively: two million brackets
-// would overflow the stack).
+// JSON without exceptions and with a depth limit (nlohmann's DOM is copied and destroyed
+// recursively: two million brackets would overflow the stack).
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,13 +10,14 @@
 
 namespace lockstep {
 
-using Json = nlohmann::json;                 // object keys sorted; lookups O(log n)
-using OrderedJson = nlohmann::ordered_json;  // object keys in file order; lookups O(n): never for a vocabulary
+using Json = nlohmann::json;  // object keys sorted; lookups O(log n)
+using OrderedJson =
+    nlohmann::ordered_json;  // object keys in file order; lookups O(n): never for a vocabulary
 
 inline constexpr int kMaxJsonDepth = 256;
 
-// Parses one whole UTF-8 JSON text. InvalidArgument, naming `what` (a path, "line 3 of stdin") and the byte offset, if it is no
-// JSON, nests deeper than kMaxJsonDepth, or holds invalid UTF-8.
+// Parses one whole UTF-8 JSON text. InvalidArgument, naming `what` (a path, "line 3 of stdin") and
+// the byte offset, if it is no JSON, nests deeper than kMaxJsonDepth, or holds invalid UTF-8.
 absl::StatusOr<Json> ParseJson(std::string_view text, const std::string& what);
 absl::StatusOr<OrderedJson> ParseOrderedJson(std::string_view text, const std::string& what);
 

@@ -7,9 +7,11 @@ namespace lockstep {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Messages below `level` are dropped. Call once at start, before other threads run. Default: kWarning.
+// Messages below `level` are dropped. Call once at start, before other threads run. Default:
+// kWarning.
 void SetLogLevel(LogLevel level);
-// Every rank but the printing one keeps quiet; errors of start-up reach rank 0 through Agree (parallel/communicator.h).
+// Every rank but the printing one keeps quiet; errors of start-up reach rank 0 through Agree
+// (parallel/communicator.h).
 void SilenceLog();
 
 // Thread-safe; one line a call.

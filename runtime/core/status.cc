@@ -7,8 +7,7 @@ namespace lockstep {
 
 absl::Status Annotate(const absl::Status& status, const std::string& context) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(context, ": ", std::string(status.message())));
+  return absl::Status(status.code(), absl::StrCat(context, ": ", std::string(status.message())));
 }
 
 void CheckFailed(const char* file, int line, const char* condition) {

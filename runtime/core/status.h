@@ -1,8 +1,8 @@
 // Errors: absl::Status and absl::StatusOr everywhere, no exception crosses a folder's border.
 //
-// The message of a Status is shown to a person as it is: what is wrong, where (file, tensor, option), what to do. Messages are
-// made with absl::StrFormat or absl::StrCat. Debian's Abseil has its own string_view: StrFormat's %s takes a std::string_view,
-// StrCat does not.
+// The message of a Status is shown to a person as it is: what is wrong, where (file, tensor,
+// option), what to do. Messages are made with absl::StrFormat or absl::StrCat. Debian's Abseil has
+// its own string_view: StrFormat's %s takes a std::string_view, StrCat does not.
 //
 // LOCKSTEP_CHECK is for bugs only, never for input.
 #pragma once
@@ -26,11 +26,11 @@ absl::Status Annotate(const absl::Status& status, const std::string& context);
 #define LOCKSTEP_CONCAT_INNER(a, b) a##b
 #define LOCKSTEP_CONCAT(a, b) LOCKSTEP_CONCAT_INNER(a, b)
 
-#define LOCKSTEP_RETURN_IF_ERROR(expr)             \
-  do {                                             \
-    if (::absl::Status s_ = (expr); !s_.ok()) {    \
-      return s_;                                   \
-    }                                              \
+#define LOCKSTEP_RETURN_IF_ERROR(expr)          \
+  do {                                          \
+    if (::absl::Status s_ = (expr); !s_.ok()) { \
+      return s_;                                \
+    }                                           \
   } while (false)
 
 #define LOCKSTEP_ASSIGN_OR_RETURN(lhs, expr) \

@@ -10,8 +10,8 @@
 namespace lockstep {
 
 namespace {
-// A step has hundreds of short parallel regions, so a worker spins a little before it sleeps on the atomic (a futex); long
-// spins would starve other ranks that share the cores.
+// A step has hundreds of short parallel regions, so a worker spins a little before it sleeps on the
+// atomic (a futex); long spins would starve other ranks that share the cores.
 constexpr int kSpins = 2000;
 
 template <typename Done>

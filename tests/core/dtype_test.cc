@@ -21,8 +21,8 @@ TEST(DTypeTest, EveryHalfSurvivesTheRoundTrip) {
 }
 
 TEST(DTypeTest, HalfRoundsToNearestEven) {
-  EXPECT_EQ(ToF16(1.0f + 0x1p-11f).bits, 0x3c00);           // tie: even neighbour below
-  EXPECT_EQ(ToF16(1.0f + 3 * 0x1p-11f).bits, 0x3c02);       // tie: even neighbour above
+  EXPECT_EQ(ToF16(1.0f + 0x1p-11f).bits, 0x3c00);      // tie: even neighbour below
+  EXPECT_EQ(ToF16(1.0f + 3 * 0x1p-11f).bits, 0x3c02);  // tie: even neighbour above
   EXPECT_EQ(ToF16(1.0f + 0x1p-11f + 0x1p-20f).bits, 0x3c01);
   EXPECT_EQ(ToF16(65519.0f).bits, 0x7bff);
   EXPECT_TRUE(std::isinf(ToFloat(ToF16(65520.0f))));
