@@ -244,7 +244,8 @@ absl::Status ParseTensor(Parser& in, std::map<std::string, GgufTensor>& tensors)
   return absl::OkStatus();
 }
 
-// Moves the offsets to the file's start and checks that every tensor lies inside, on its own.
+// Moves the offsets to the file's start and checks that every tensor lies inside, on its own, and
+// that nothing follows the last one and its padding.
 absl::Status PlaceTensors(const Parser& in, const Json& metadata, int64_t file_bytes,
                           std::map<std::string, GgufTensor>& tensors) {
   int64_t alignment = 32;
@@ -277,6 +278,14 @@ absl::Status PlaceTensors(const Parser& in, const Json& metadata, int64_t file_b
           name, data_start + end, file_bytes));
     }
     tensor.offset += data_start;
+  }
+  // A tensor of a type without a known size may reach to the file's end.
+  if (!sorted.empty() && sorted.back()->second.type == nullptr) return absl::OkStatus();
+  const int64_t padded_end = data_start + (end + alignment - 1) / alignment * alignment;
+  if (file_bytes > padded_end) {
+    return in.Fault(absl::StrFormat(
+        "the file is too long: its directory and padding account for %d bytes, it has %d",
+        padded_end, file_bytes));
   }
   return absl::OkStatus();
 }

@@ -373,6 +373,29 @@ TEST_F(GgufTest, BrokenDirectoriesAreRefused) {
   ExpectOriginalValues(*source);
 }
 
+// A tensor of 36 values is the last: 16 bytes behind a multiple of 32.
+TEST_F(GgufTest, BytesAfterThePaddingAreRefused) {
+  for (const uint32_t alignment : {32u, 128u}) {
+    GgufBuilder gguf = With("general.alignment", U32(alignment));
+    gguf.alignment = alignment;
+    gguf.AddF32("extra", {36}, std::vector<float>(36, 1.0f));
+    const std::string exact = gguf.Build();
+    const std::string padded(exact + std::string(alignment - 144 % alignment, '\0'));
+    ASSERT_EQ(padded.size() % alignment, 0u);
+    for (const std::string& bytes : {exact, exact + '\0', padded}) {
+      EXPECT_TRUE(OpenModel(Write(bytes), LoadFormat::kAuto).ok()) << bytes.size();
+    }
+    for (const size_t surplus : {size_t{1}, size_t{8}, size_t{100000}}) {
+      ExpectBytesRefused(
+          padded + std::string(surplus, '\0'),
+          {"too long", std::to_string(padded.size()), std::to_string(padded.size() + surplus)});
+    }
+  }
+  GgufBuilder gguf = TinyGguf("llama");
+  gguf.Add("extra", {64}, 99, std::string(100, '\0'));
+  EXPECT_TRUE(Open(gguf).ok()) << "a type whose size is not known, in a tensor nobody reads";
+}
+
 TEST_F(GgufTest, FilesAreRecognisedByNameOrContent) {
   const std::string bytes = TinyGguf("llama").Build();
   WriteFile(folder_ / "model.bin", bytes);
