@@ -22,7 +22,13 @@ double SecondsSince(Clock::time_point start) {
 }
 
 // A fault after the start. Says whose it is, whatever the log level, and ends the job.
-[[noreturn]] void FailJob(const Communicator& communicator, const std::string& message) {
+[[noreturn]] void FailJob(const Communicator& communicator, const absl::Status& status) {
+  const std::string message(status.message());
+  if (absl::IsAborted(status)) {
+    // Another rank is gone, and every survivor learns of it at about the same time. The lowest one
+    // speaks; its abort ends the others while they wait here.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100) * communicator.rank());
+  }
   if (communicator.size() > 1) {
     std::fprintf(stderr, "lockstep error: rank %d (%s): %s\n", communicator.rank(),
                  communicator.host().c_str(), message.c_str());
@@ -68,7 +74,7 @@ int Lead(Communicator& communicator, Engine& engine, EngineJob& job, const Sessi
     return 2;
   }
   if (absl::Status status = engine.RunUntilIdle(); !status.ok()) {
-    FailJob(communicator, std::string(status.message()));
+    FailJob(communicator, status);
   }
   if (absl::Status status = job.Finish(engine, session); !status.ok()) {
     Log(LogLevel::kError, std::string(status.message()));
@@ -88,7 +94,7 @@ int LeadOrFollow(Communicator& communicator, Engine& engine, EngineJob& job,
     status = engine.Follow();
   }
   if (status.ok()) status = communicator.Broadcast(&exit_status, sizeof(exit_status), 0);
-  if (!status.ok()) FailJob(communicator, std::string(status.message()));
+  if (!status.ok()) FailJob(communicator, status);
   return exit_status;
 }
 
@@ -97,7 +103,9 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
                                EngineJob& job) {
   const Clock::time_point start = Clock::now();
   ModelSource source;
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, OpenOnThisRank(flags, communicator, job, &source)));
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
+                                   return OpenOnThisRank(flags, communicator, job, &source);
+                                 })));
   const EngineOptions options = ResolveEngineOptions(flags, source.config, communicator);
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                             Engine::Create(source, options, communicator));
@@ -132,7 +140,8 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
     (*communicator)->Barrier().IgnoreError();
     return 2;
   } catch (const std::exception& e) {  // out of memory, or a bug
-    FailJob(**communicator, absl::StrFormat("unexpected exception: %s", e.what()));
+    FailJob(**communicator,
+            absl::InternalError(absl::StrFormat("unexpected exception: %s", e.what())));
   }
 }
 

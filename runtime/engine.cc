@@ -103,8 +103,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
                             PartitionModel(config.Dims(), communicator.size()));
   EngineParts parts;
-  LOCKSTEP_RETURN_IF_ERROR(Agree(
-      communicator, LoadParts(source, options, partition, wanted_model_len, communicator, parts)));
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", [&] {
+                                   return LoadParts(source, options, partition, wanted_model_len,
+                                                    communicator, parts);
+                                 })));
 
   const KvPoolShape shape{
       .num_layers = config.num_layers,

@@ -13,9 +13,13 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
   limits.max_logits_rows =
       std::min(limits.max_num_batched_tokens, limits.max_num_seqs + max_score_rows);
   std::unique_ptr<EngineLoop> engine(new EngineLoop(limits, std::move(parts), communicator));
-  auto runner = StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder,
-                                   engine->parts_.pool, communicator, *engine->parts_.threads);
-  const absl::Status agreed = Agree(communicator, runner.status());
+  absl::StatusOr<std::unique_ptr<StepRunner>> runner = nullptr;
+  const absl::Status made = CatchExhaustion("preparing the steps", [&] {
+    runner = StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
+                                communicator, *engine->parts_.threads);
+    return runner.status();
+  });
+  const absl::Status agreed = Agree(communicator, made);
   if (!agreed.ok()) {
     engine->failure_ = agreed;  // no rank follows: there is nobody to stop
     return agreed;

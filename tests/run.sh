@@ -26,7 +26,10 @@ echo "all there"
 step "2/3 Build (a few minutes the first time)"
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_WERROR=ON "${launcher[@]}"
+# Warnings are errors where CI says so only: a newer compiler of a user's may know warnings that ours does not.
+werror=OFF
+[ -n "${CI:-}" ] && werror=ON
+quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_WERROR=$werror "${launcher[@]}"
 quietly "building" cmake --build --preset release
 echo "$PWD/build/release"
 

@@ -7,6 +7,8 @@
 // LOCKSTEP_CHECK is for bugs only, never for input.
 #pragma once
 
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,6 +20,11 @@ namespace lockstep {
 
 // Puts `context` and ": " in front of the message; an OK status stays OK.
 absl::Status Annotate(const absl::Status& status, const std::string& context);
+
+// Runs one phase that may fail on this rank alone. An exception that the standard library throws
+// out of it (no memory, no more threads) becomes ResourceExhausted, `what` in front, so that the
+// phase can be closed with all other ranks.
+absl::Status CatchExhaustion(const std::string& what, const std::function<absl::Status()>& phase);
 
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);
 
