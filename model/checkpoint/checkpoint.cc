@@ -7,6 +7,7 @@
 #include "model/checkpoint/gguf_file.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/tensor_names.h"
+#include "model/checkpoint/unique_json.h"
 #include "model/checkpoint/validate.h"
 #include "runtime/core/file.h"
 
@@ -21,7 +22,7 @@ constexpr char kWhatModelMayBe[] =
 
 absl::StatusOr<Json> ReadJson(const std::string& path) {
   LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  return ParseJson(text, path);
+  return ParseUniqueJson(text, path);
 }
 
 absl::StatusOr<Json> ReadConfigJson(const std::string& folder) {

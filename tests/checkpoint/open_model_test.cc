@@ -56,6 +56,19 @@ TEST_F(OpenModelTest, HeadDimThatContradictsTheWeightsIsRefused) {
   ExpectFault(Open(config, tensors).status(), kInvalid, {"q_proj", "[64, 64]", "[128, 64]"});
 }
 
+TEST_F(OpenModelTest, AKeyThatIsThereTwiceIsRefusedByName) {
+  ASSERT_TRUE(Open(TinyQwen3(), ZeroTensors(TinyQwen3())).ok());
+  WriteFile(folder_ / "generation_config.json", R"({"top_k": 1, "top_k": 2})");
+  ExpectFault(OpenModel(folder_.path(), LoadFormat::kAuto).status(), kInvalid,
+              {"generation_config.json", "key top_k", "twice"});
+  EXPECT_TRUE(OpenModel(folder_.path(), LoadFormat::kAuto, false).ok());
+  WriteFile(folder_ / "config.json", R"({"hidden_size": 128, )" + TinyQwen3().dump().substr(1));
+  ExpectFault(OpenModel(folder_.path(), LoadFormat::kAuto).status(), kInvalid,
+              {"/config.json", "key hidden_size", "twice"});
+  ExpectFault(OpenModelConfig(folder_.path()).status(), kInvalid,
+              {"/config.json", "key hidden_size", "twice"});
+}
+
 TEST_F(OpenModelTest, MissingAndExtraTensors) {
   auto tensors = ZeroTensors(TinyQwen3());
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {"F32", {2}, std::string(8, '\0')};

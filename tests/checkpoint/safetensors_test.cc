@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -81,6 +82,37 @@ TEST_F(SafetensorsTest, HeadersThatMakeNoSenseAreRefused) {
                     R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})"),
                 {"key a", "twice"});
   ExpectRefused(SafetensorsBytes(std::string(100000, '['), ""), {"nests deeper"});
+}
+
+// Quadratic work would take this test from well under a second to half a minute.
+TEST_F(SafetensorsTest, FiftyThousandTensors) {
+  std::string header = "{";
+  for (int i = 0; i < 50000; ++i) {
+    const std::string offsets = std::to_string(4 * i) + "," + std::to_string(4 * i + 4);
+    header += "\"t" + std::to_string(i) + R"(":{"dtype":"F32","shape":[1],"data_offsets":[)" +
+              offsets + "]},";
+  }
+  const std::string data(4 * 50000, '\0');
+  const auto begin = std::chrono::steady_clock::now();
+  const auto checkpoint = OpenBytes(SafetensorsBytes(header + R"("__metadata__":{}})", data));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ((*checkpoint)->Names().size(), 50000u);
+  ExpectRefused(SafetensorsBytes(header + R"("t7":{}})", data), {"key t7", "twice"});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(SafetensorsTest, KeysCountAsTwiceWithinOneObjectOnly) {
+  const std::string entry = R"({"dtype":"F32","shape":[1],"data_offsets":)";
+  const std::string nested =
+      R"({"__metadata__":{"a":"x","b":"y"},"a":)" + entry + R"([0,4]},"b":)" + entry + "[4,8]}}";
+  EXPECT_TRUE(OpenBytes(SafetensorsBytes(nested, "12345678")).ok());
+  ExpectRefused(SafetensorsBytes(R"({"__metadata__":{"a":"x","\u0061":"y"}})", ""),
+                {"key a", "twice"});
+  const std::string name(100000, 'n');
+  const absl::Status status =
+      OpenBytes(SafetensorsBytes("{\"" + name + "\":1,\"" + name + "\":1}", "")).status();
+  ExpectFault(status, kInvalid, {"key nnn", "100000 bytes", "twice"});
+  EXPECT_LT(status.message().size(), 400u);
 }
 
 TEST_F(SafetensorsTest, HeaderUpTo100MillionBytesIsLegal) {
