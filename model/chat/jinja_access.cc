@@ -248,7 +248,7 @@ bool Contains(JinjaRuntime& rt, const JinjaValue& container, const JinjaValue& i
                                 item.TypeName()));
     }
     rt.ScanText(container.text());
-    return container.text().find(item.text()) != std::string_view::npos;
+    return FindFirst(container.text(), item.text()) != std::string_view::npos;
   }
   if (container.is_dict()) {
     if (item.is_dict() || item.Is(JinjaKind::kList)) {

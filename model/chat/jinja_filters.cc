@@ -105,6 +105,22 @@ double RoundDecimal(double value, JinjaInt precision) {
   return std::nearbyint(value / scale) * scale;
 }
 
+// An int to a multiple of 10^digits, halves to the even multiple, as Python does: a double would
+// lose digits.
+JinjaInt RoundInt(JinjaInt value, JinjaInt digits) {
+  if (digits > 38) return 0;  // 10^39 is more than twice any value
+  JinjaInt unit = 1;
+  for (JinjaInt i = 0; i < digits; ++i) unit *= 10;
+  const JinjaInt rest = value % unit;  // of the value's sign
+  const JinjaInt size = rest < 0 ? -rest : rest;
+  const JinjaInt half = unit / 2;
+  JinjaInt quotient = value / unit;
+  if (size > half || (size == half && quotient % 2 != 0)) quotient += value < 0 ? -1 : 1;
+  JinjaInt rounded = 0;
+  if (__builtin_mul_overflow(quotient, unit, &rounded)) FailJinja("round(): the int is too wide");
+  return rounded;
+}
+
 JinjaValue Round(Rt, V v, Args args) {
   const BoundArgs bound("round", args, {"precision", "method"});
   const JinjaInt precision = std::clamp<JinjaInt>(bound.Int(0, 0), -400, 400);
@@ -112,10 +128,8 @@ JinjaValue Round(Rt, V v, Args args) {
   RequireDefined(v);
   if (!v.is_number()) FailJinja(absl::StrFormat("'%s' cannot be rounded", v.TypeName()));
   if (method == "common") {
-    if (v.is_int() && precision >= 0) return JinjaValue::Int(v.int_value());
-    const double rounded = RoundDecimal(v.float_value(), precision);
-    return v.is_int() ? JinjaValue::Int(static_cast<JinjaInt>(rounded))
-                      : JinjaValue::Float(rounded);
+    if (!v.is_int()) return JinjaValue::Float(RoundDecimal(v.float_value(), precision));
+    return JinjaValue::Int(precision >= 0 ? v.int_value() : RoundInt(v.int_value(), -precision));
   }
   if (method != "ceil" && method != "floor")
     FailJinja("round(): method must be common, ceil or floor");

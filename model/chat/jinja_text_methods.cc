@@ -122,14 +122,21 @@ JinjaValue TextMethod::SplitOnSpace(JinjaInt max_splits, bool from_right) {
 JinjaValue TextMethod::SplitOn(std::string_view separator, JinjaInt max_splits, bool from_right) {
   if (separator.empty()) FailJinja("empty separator");
   std::vector<JinjaValue> parts;
-  std::string_view rest = text_;
+  // From the right: the mirrored text is split from the left, and its parts mirrored back.
+  const auto mirrored = [](std::string_view s) { return std::string(s.rbegin(), s.rend()); };
+  const std::string text = from_right ? mirrored(text_) : std::string(text_);
+  const std::string mark = from_right ? mirrored(separator) : std::string(separator);
+  const auto add = [&](std::string_view part) {
+    parts.push_back(from_right ? rt_.String(mirrored(part)) : Text(part));
+  };
+  std::string_view rest = text;
   while (max_splits < 0 || static_cast<JinjaInt>(parts.size()) < max_splits) {
-    const size_t at = from_right ? rest.rfind(separator) : rest.find(separator);
+    const size_t at = FindFirst(rest, mark);
     if (at == std::string_view::npos) break;
-    parts.push_back(Text(from_right ? rest.substr(at + separator.size()) : rest.substr(0, at)));
-    rest = from_right ? rest.substr(0, at) : rest.substr(at + separator.size());
+    add(rest.substr(0, at));
+    rest.remove_prefix(at + mark.size());
   }
-  parts.push_back(Text(rest));
+  add(rest);
   if (from_right) std::reverse(parts.begin(), parts.end());
   return rt_.List(std::move(parts));
 }
@@ -156,7 +163,7 @@ JinjaValue TextMethod::Partition(bool from_right) {
   const BoundArgs args = Bind({"sep"}, 1);
   const std::string_view separator = args.Text(0, "");
   if (separator.empty()) FailJinja("empty separator");
-  const size_t at = from_right ? text_.rfind(separator) : text_.find(separator);
+  const size_t at = from_right ? FindLast(text_, separator) : FindFirst(text_, separator);
   if (at == std::string_view::npos) {
     return from_right ? rt_.Tuple({Text(""), Text(""), Text(text_)})
                       : rt_.Tuple({Text(text_), Text(""), Text("")});
@@ -187,7 +194,7 @@ JinjaValue TextMethod::Replace() {
       out += text_.substr(begin, p - begin);
       continue;
     }
-    const size_t at = text_.find(old, p);
+    const size_t at = FindFirst(text_, old, p);
     if (at == std::string_view::npos) break;
     out += text_.substr(p, at - p);
     append(replacement);
@@ -242,8 +249,8 @@ JinjaValue TextMethod::Count() {
   const std::string_view sub = args.Text(0, "");
   if (sub.empty()) return JinjaValue::Int(static_cast<JinjaInt>(CountCodePoints(window)) + 1);
   JinjaInt n = 0;
-  for (size_t p = window.find(sub); p != std::string_view::npos;
-       p = window.find(sub, p + sub.size()))
+  for (size_t p = FindFirst(window, sub); p != std::string_view::npos;
+       p = FindFirst(window, sub, p + sub.size()))
     ++n;
   return JinjaValue::Int(n);
 }
@@ -332,7 +339,7 @@ bool TextMethod::CallSearch(JinjaValue* result) {
   int64_t begin = 0;
   size_t at = std::string_view::npos;
   if (Window(args, 1, text_, &window, &begin))
-    at = name_[0] == 'r' ? window.rfind(sub) : window.find(sub);
+    at = name_[0] == 'r' ? FindLast(window, sub) : FindFirst(window, sub);
   if (at == std::string_view::npos && index) FailJinja("substring not found");
   *result = JinjaValue::Int(at == std::string_view::npos ? -1 : begin + CharOffset(window, at));
   return true;

@@ -1,6 +1,7 @@
 #include "model/chat/python_text.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 #include "absl/strings/str_format.h"
@@ -215,6 +216,21 @@ std::string PythonSwapcase(std::string_view text) {
     IsPythonUpper(c) ? AppendLower(text, c, begin, p, &out) : AppendUpper(c, &out);
   }
   return out;
+}
+
+size_t FindFirst(std::string_view text, std::string_view part, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  if (part.empty()) return from;
+  const void* at = memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  if (at == nullptr) return std::string_view::npos;
+  return static_cast<size_t>(static_cast<const char*>(at) - text.data());
+}
+
+size_t FindLast(std::string_view text, std::string_view part) {
+  const std::string reversed_text(text.rbegin(), text.rend());
+  const std::string reversed_part(part.rbegin(), part.rend());
+  const size_t at = FindFirst(reversed_text, reversed_part);
+  return at == std::string_view::npos ? at : text.size() - part.size() - at;
 }
 
 std::string PythonRepr(std::string_view text) {

@@ -33,6 +33,11 @@ std::string PythonCapitalize(std::string_view text);
 std::string PythonTitle(std::string_view text);
 std::string PythonSwapcase(std::string_view text);
 
+// As find and rfind of string_view, but in time linear in `text` however alike it and `part` are.
+// FindLast copies both.
+size_t FindFirst(std::string_view text, std::string_view part, size_t from = 0);
+size_t FindLast(std::string_view text, std::string_view part);
+
 // repr(str): quotes chosen and characters escaped as Python does.
 std::string PythonRepr(std::string_view text);
 

@@ -43,6 +43,54 @@ std::string Describe(const absl::StatusOr<std::string>& got) {
   return got.ok() ? OrderedJson(*got).dump() : got.status().ToString();
 }
 
+// A letter repeated, and a part that differs from it in one place: a naive search compares 10^11
+// bytes for each.
+TEST(ChatTemplateTest, SearchesTakeLinearTime) {
+  const std::string half(500000, 'a');
+  const OrderedJson input = {
+      {"t", half + half}, {"p", half + "b" + half.substr(1)}, {"q", half.substr(1) + "b" + half}};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto text = RenderText(
+      "{{ p in t }} {{ q in t }} {{ t.find(p) }} {{ t.rfind(q) }} {{ t.count(p) }} "
+      "{{ t.replace(p, 'x') == t }} {{ t.split(p) | length }} {{ t.rsplit(q) | length }} "
+      "{{ t.partition(p)[0] == t }} {{ t.rpartition(q)[2] == t }}",
+      input);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(*text, "False False -1 -1 0 True 1 1 True True");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(ChatTemplateTest, SplitsFromTheRight) {
+  const auto render = [](const std::string& source) { return *RenderText(source); };
+  EXPECT_EQ(render("{{ 'aaa'.rsplit('aa') }}"), "['a', '']");
+  EXPECT_EQ(render("{{ 'aaa'.split('aa') }}"), "['', 'a']");
+  EXPECT_EQ(render("{{ 'é, ü, x'.rsplit(', ', 1) }}"), "['é, ü', 'x']");
+  EXPECT_EQ(render("{{ 'é<|>ü<|>x<|>'.rsplit('<|>') }}"), "['é', 'ü', 'x', '']");
+}
+
+// What Python 3 gives.
+TEST(ChatTemplateTest, IntsAreRoundedAsInts) {
+  const auto render = [](const std::string& value, const std::string& digits) {
+    const auto text = RenderText("{{ (" + value + ") | round(" + digits + ") }}");
+    return text.ok() ? *text : text.status().ToString();
+  };
+  EXPECT_EQ(render("1234567890123456789", "-1"), "1234567890123456790");
+  EXPECT_EQ(render("9007199254740993000", "-2"), "9007199254740993000");
+  EXPECT_EQ(render("25", "-1"), "20");
+  EXPECT_EQ(render("35", "-1"), "40");
+  EXPECT_EQ(render("-25", "-1"), "-20");
+  EXPECT_EQ(render("-26", "-1"), "-30");
+  EXPECT_EQ(render("5", "-1"), "0");
+  EXPECT_EQ(render("6", "-1"), "10");
+  EXPECT_EQ(render("true", "-1"), "0");
+  EXPECT_EQ(render("7", "-2000000000000"), "0");
+  EXPECT_EQ(render("170141183460469231731687303715884105727", "-37"),
+            "170000000000000000000000000000000000000");
+  EXPECT_EQ(render("170141183460469231731687303715884105727", "-39"), "0");
+  EXPECT_NE(render("170141183460469231731687303715884105727", "-38").find("too wide"),
+            std::string::npos);
+}
+
 TEST(ChatTemplateTest, SnippetsRenderAsJinjaRendersThem) {
   const OrderedJson fixture = ReadJson(LOCKSTEP_SOURCE_DIR "/tests/data/chat/snippets.json");
   size_t runs = 0;
