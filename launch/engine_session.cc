@@ -27,7 +27,7 @@ double SecondsSince(Clock::time_point start) {
   if (absl::IsAborted(status)) {
     // Another rank is gone, and every survivor learns of it at about the same time. The lowest one
     // speaks; its abort ends the others while they wait here.
-    std::this_thread::sleep_for(std::chrono::milliseconds(100) * communicator.rank());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20) * communicator.rank());
   }
   if (communicator.size() > 1) {
     std::fprintf(stderr, "lockstep error: rank %d (%s): %s\n", communicator.rank(),
@@ -155,9 +155,10 @@ bool LaunchedAsOneOfSeveral() {
   return size != nullptr && std::atoi(size) > 1;
 }
 
-int LeaveRefused() {
+int LeaveRefused(const absl::Status& status) {
   if (!LaunchedAsOneOfSeveral()) return 2;
   if (auto communicator = CreateMpiCommunicator(); communicator.ok()) {
+    Agree(**communicator, status).IgnoreError();
     (*communicator)->Barrier().IgnoreError();
   }
   return 2;

@@ -45,8 +45,9 @@ int LaunchedRank();
 // True when a launcher started this process as one of several ranks.
 bool LaunchedAsOneOfSeveral();
 
-// Ends a command that was refused before MPI was started: under a launcher all ranks meet first, so
-// that mpirun, which kills the others when one has failed, does not cut rank 0 short. Returns 2.
-int LeaveRefused();
+// Ends a command that was refused with `status` before MPI was started. Under a launcher all ranks
+// meet first, as RunEngineJob does: a refusal on this rank alone is then told by rank 0, and
+// mpirun, which kills the others when one has failed, does not cut rank 0 short. Returns 2.
+int LeaveRefused(const absl::Status& status);
 
 }  // namespace lockstep

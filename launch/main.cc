@@ -39,6 +39,7 @@ struct RunCommand {
 int Main(int argc, char** argv) {
   OccupyStandardStreams();
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over its limit is a failed write, told by name
   const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
   const absl::StatusOr<Command> command = ParseCommandLine(args);
   if (command.ok()) {
@@ -48,7 +49,7 @@ int Main(int argc, char** argv) {
     return takes_ranks || LaunchedRank() == 0 ? std::visit(RunCommand(), *command) : 0;
   }
   if (LaunchedRank() == 0) Log(LogLevel::kError, std::string(command.status().message()));
-  return LeaveRefused();
+  return LeaveRefused(command.status());
 }
 
 }  // namespace

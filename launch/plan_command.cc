@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "launch/engine_session.h"
 #include "launch/result_writer.h"
 #include "model/checkpoint/checkpoint.h"
 #include "runtime/core/json.h"
@@ -196,10 +195,9 @@ std::string FormatPlan(const ModelPlan& plan, const PlanOptions& options) {
 
 int RunPlan(const PlanOptions& options) {
   const absl::StatusOr<ModelPlan> plan = OpenAndPlan(options);
-  if (LaunchedRank() != 0) return plan.ok() ? 0 : LeaveRefused();
   if (!plan.ok()) {
     Log(LogLevel::kError, std::string(plan.status().message()));
-    return LeaveRefused();
+    return 2;
   }
   if (plan->tokens == 0) {
     LogWarning(

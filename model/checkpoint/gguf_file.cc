@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+
+#include "model/checkpoint/shorten.h"
 
 namespace lockstep {
 
@@ -12,6 +15,8 @@ namespace {
 constexpr std::string_view kMagic = "GGUF";
 constexpr int64_t kMaxElements = int64_t{1} << 25;  // of all arrays together: bounds the memory
 constexpr int64_t kMaxDims = 4;
+constexpr uint64_t kMaxKeyBytes = 65535;  // the format's limit
+constexpr uint64_t kMaxNameBytes = 1024;  // of a tensor; the format's writers keep to 64
 constexpr int64_t kMaxAlignment = int64_t{1} << 20;
 
 // Types of metadata values, as the file numbers them.
@@ -72,6 +77,18 @@ class Parser {
     T value{};
     LOCKSTEP_RETURN_IF_ERROR(Bytes(sizeof value, &value));
     return value;
+  }
+
+  // A key or a name: of a bounded length.
+  absl::StatusOr<std::string> Name(std::string_view what, uint64_t max_bytes) {
+    const int64_t begin = position_;
+    LOCKSTEP_ASSIGN_OR_RETURN(const uint64_t size, Number<uint64_t>());
+    if (size > max_bytes) {
+      return Fault(absl::StrFormat("the %s at byte %d has %d bytes; at most %d are allowed", what,
+                                   begin, size, max_bytes));
+    }
+    position_ = begin;
+    return String();
   }
 
   absl::StatusOr<std::string> String() {
@@ -194,16 +211,16 @@ absl::StatusOr<Counts> ParseStart(Parser& in) {
 absl::StatusOr<Json> ParseMetadata(Parser& in, uint64_t count) {
   Json metadata = Json::object();
   for (uint64_t i = 0; i < count; ++i) {
-    LOCKSTEP_ASSIGN_OR_RETURN(std::string key, in.String());
+    LOCKSTEP_ASSIGN_OR_RETURN(std::string key, in.Name("metadata key", kMaxKeyBytes));
     LOCKSTEP_ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>());
     absl::StatusOr<Json> value = in.Value(type);
     if (!value.ok()) {
-      return absl::Status(
-          value.status().code(),
-          absl::StrFormat("%s (metadata key %s)", std::string(value.status().message()), key));
+      return absl::Status(value.status().code(),
+                          absl::StrFormat("%s (metadata key %s)",
+                                          std::string(value.status().message()), Shortened(key)));
     }
     if (!metadata.emplace(key, *std::move(value)).second) {
-      return in.Fault(absl::StrFormat("the metadata key %s is there twice", key));
+      return in.Fault(absl::StrFormat("the metadata key %s is there twice", Shortened(key)));
     }
   }
   return metadata;
@@ -211,9 +228,9 @@ absl::StatusOr<Json> ParseMetadata(Parser& in, uint64_t count) {
 
 // One entry of the directory; the offset is still relative to the data section.
 absl::Status ParseTensor(Parser& in, std::map<std::string, GgufTensor>& tensors) {
-  LOCKSTEP_ASSIGN_OR_RETURN(const std::string name, in.String());
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::string name, in.Name("tensor name", kMaxNameBytes));
   const auto fault = [&](const std::string& message) {
-    return in.Fault(absl::StrFormat("tensor %s: %s", name, message));
+    return in.Fault(absl::StrFormat("tensor %s: %s", Shortened(name), message));
   };
   GgufTensor tensor;
   LOCKSTEP_ASSIGN_OR_RETURN(const uint32_t num_dims, in.Number<uint32_t>());
@@ -252,7 +269,8 @@ absl::Status PlaceTensors(const Parser& in, const Json& metadata, int64_t file_b
   if (const auto it = metadata.find("general.alignment"); it != metadata.end()) {
     const bool good = it->is_number_unsigned() && it->get<uint64_t>() >= 1 &&
                       it->get<uint64_t>() <= kMaxAlignment;
-    if (!good) return in.Fault("general.alignment " + DumpJson(*it) + " is no alignment");
+    if (!good)
+      return in.Fault("general.alignment " + Shortened(DumpJson(*it)) + " is no alignment");
     alignment = it->get<int64_t>();
   }
   const int64_t data_start = (in.position() + alignment - 1) / alignment * alignment;
@@ -265,17 +283,17 @@ absl::Status PlaceTensors(const Parser& in, const Json& metadata, int64_t file_b
     auto& [name, tensor] = *sorted[i];
     if (tensor.offset % alignment != 0) {
       return in.Fault(absl::StrFormat("tensor %s: offset %d is no multiple of the alignment %d",
-                                      name, tensor.offset, alignment));
+                                      Shortened(name), tensor.offset, alignment));
     }
     if (tensor.offset < end) {
-      return in.Fault(
-          absl::StrFormat("tensor %s: its bytes overlap those of %s", name, sorted[i - 1]->first));
+      return in.Fault(absl::StrFormat("tensor %s: its bytes overlap those of %s", Shortened(name),
+                                      Shortened(sorted[i - 1]->first)));
     }
     end = tensor.offset + tensor.size_bytes;
     if (data_start + end > file_bytes) {
       return in.Fault(absl::StrFormat(
           "the file is short: tensor %s needs %d bytes, the file has %d; copy or download it again",
-          name, data_start + end, file_bytes));
+          Shortened(name), data_start + end, file_bytes));
     }
     tensor.offset += data_start;
   }
@@ -303,7 +321,7 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
   }
   if (const auto it = gguf.metadata.find("split.count");
       it != gguf.metadata.end() && *it != 0 && *it != 1) {
-    return in.Fault("is one of " + DumpJson(*it) +
+    return in.Fault("is one of " + Shortened(DumpJson(*it)) +
                     " files of a split model: merge them into one file first");
   }
   LOCKSTEP_RETURN_IF_ERROR(PlaceTensors(in, gguf.metadata, gguf.file->size_bytes(), gguf.tensors));
@@ -311,6 +329,8 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
 }
 
 bool IsGgufFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;  // opening a FIFO would wait
   std::ifstream in(path, std::ios::binary);
   std::string start(kMagic.size(), '\0');
   return in.read(start.data(), static_cast<std::streamsize>(start.size())) && start == kMagic;

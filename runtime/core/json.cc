@@ -35,15 +35,14 @@ absl::StatusOr<J> Parse(std::string_view text, const std::string& what) {
   }
   try {
     return J::parse(text.begin(), text.end());
-  } catch (const nlohmann::json::parse_error& e) {
+  } catch (const nlohmann::json::exception& e) {
     // The library's message starts with "[json.exception.parse_error.101] "; the reader needs only
     // what follows.
     std::string_view reason = e.what();
-    if (const size_t end = reason.find("] "); end != std::string_view::npos)
+    if (const size_t end = reason.find("] "); end != std::string_view::npos) {
       reason.remove_prefix(end + 2);
+    }
     return absl::InvalidArgumentError(absl::StrFormat("%s: not valid JSON: %s", what, reason));
-  } catch (const nlohmann::json::exception& e) {
-    return absl::InvalidArgumentError(absl::StrFormat("%s: not valid JSON: %s", what, e.what()));
   }
 }
 

@@ -33,12 +33,31 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::err;
 }
 
+constexpr size_t kMaxMessageBytes = 8192;
+
+// No message may look like two, or move the cursor of a terminal.
+std::string Printable(const std::string& message) {
+  std::string out;
+  for (const char c : message) {
+    if (out.size() >= kMaxMessageBytes) return out + " [cut]";
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += "\n  ";  // indented: a second line of this message, not another message
+    } else if ((byte < 0x20 && c != '\t') || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
 void SilenceLog() { Logger().set_level(spdlog::level::off); }
 void Log(LogLevel level, const std::string& message) {
-  Logger().log(ToSpdlog(level), "{}", message);
+  Logger().log(ToSpdlog(level), "{}", Printable(message));
 }
 
 }  // namespace lockstep

@@ -14,7 +14,8 @@ void SetLogLevel(LogLevel level);
 // (parallel/communicator.h).
 void SilenceLog();
 
-// Thread-safe; one line a call.
+// Thread-safe; one line a call: control characters are written as \xNN, further lines indented,
+// and what goes beyond 8 KB is cut.
 void Log(LogLevel level, const std::string& message);
 inline void LogInfo(const std::string& message) { Log(LogLevel::kInfo, message); }
 inline void LogWarning(const std::string& message) { Log(LogLevel::kWarning, message); }

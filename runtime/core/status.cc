@@ -18,7 +18,8 @@ absl::Status CatchExhaustion(const std::string& what, const std::function<absl::
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(what + ": out of memory");
   } catch (const std::system_error& e) {  // std::thread
-    return absl::ResourceExhaustedError(absl::StrFormat("%s: %s", what, e.what()));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s: cannot start a thread: %s", what, e.what()));
   }
 }
 

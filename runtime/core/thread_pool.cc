@@ -38,6 +38,15 @@ struct ThreadPool::Team {
   int size = 1;
   const std::function<void(int64_t, int64_t)>* fn = nullptr;
 
+  // Here and not in ~ThreadPool: a constructor that could not start its last thread ends the
+  // others.
+  ~Team() {
+    stop = true;
+    generation.fetch_add(1, std::memory_order_release);
+    generation.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
+
   void RunPart(int part) const {
     const int64_t grains = (count + grain - 1) / grain;
     const int64_t begin = std::min(count, grains * part / size * grain);
@@ -64,12 +73,7 @@ ThreadPool::ThreadPool(int num_threads) : team_(std::make_unique<Team>()) {
   }
 }
 
-ThreadPool::~ThreadPool() {
-  team_->stop = true;
-  team_->generation.fetch_add(1, std::memory_order_release);
-  team_->generation.notify_all();
-  for (std::thread& thread : team_->threads) thread.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::num_threads() const { return team_->size; }
 

@@ -11,7 +11,9 @@ namespace lockstep {
 // engine thread: ParallelFor may not be called from two threads at once, nor from inside itself.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);  // num_threads >= 1; 1 starts no thread
+  // num_threads >= 1; 1 starts no thread. Throws std::system_error when the system gives no more
+  // threads.
+  explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

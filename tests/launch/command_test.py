@@ -452,6 +452,13 @@ class ScoreTest(Commands):
         self.assert_refused(lockstep("score", self.model, *DUMMY, "--ids", "1,999", ranks=2), "999")
         for target in (self.folder / "none/x.safetensors", self.folder):
             self.assert_refused(lockstep("score", self.model, *DUMMY, "--ids", "1", "--logits-out", target, ranks=2), str(target))
+        config = self.model / "config.json"
+        self.assert_refused(lockstep("score", self.model, *DUMMY, "--ids", "1", "--logits-out", config), "a file of the model")
+        self.assertTrue(config.read_text().startswith("{"))
+
+    def test_fifo_in_the_model_folder_does_not_hang(self):
+        os.mkfifo(self.model / "generation_config.json")
+        self.assert_refused(lockstep("score", self.model, *DUMMY, "--ids", "1", ranks=2), "regular file")
 
 
 if __name__ == "__main__":
