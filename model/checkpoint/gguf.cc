@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "model/checkpoint/gguf_file.h"
+#include "model/checkpoint/shorten.h"
 #include "model/checkpoint/store_values.h"
 #include "model/checkpoint/tensor_names.h"
 #include "model/json_fields.h"
@@ -187,7 +188,8 @@ class ConfigReader {
     arch_ = fields_.String("general.architecture").value_or("");
     if (fields_.status().ok() && arch_ != "llama" && arch_ != "qwen2") {
       fields_.Fail(absl::StrFormat(
-          "GGUF architecture \"%s\" is not supported; supported are llama and qwen2", arch_));
+          "GGUF architecture \"%s\" is not supported; supported are llama and qwen2",
+          Shortened(arch_)));
     }
     if (!fields_.status().ok()) return fields_.status();
     RefuseUnsupported();
@@ -220,7 +222,8 @@ class ConfigReader {
     }
     for (const char* name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
       if (HasTensor(name)) {
-        fields_.Fail(absl::StrFormat("tensor %s: rope type longrope is not supported", name));
+        fields_.Fail(
+            absl::StrFormat("tensor %s: rope type longrope is not supported", Shortened(name)));
       }
     }
   }
@@ -271,7 +274,7 @@ class ConfigReader {
     if (type != "linear" && type != "yarn") {
       return fields_.Fail(
           absl::StrFormat("%s: rope type %s is not supported; supported are none, linear, yarn",
-                          Key("rope.scaling.type"), type));
+                          Key("rope.scaling.type"), Shortened(type)));
     }
     Json& rope = json_["rope_scaling"];
     rope = {{"rope_type", type}, {"factor", factor}};

@@ -326,7 +326,8 @@ TEST_F(GgufTest, BrokenContainersAreRefused) {
   ExpectBytesRefused(patched(4, LittleEndian(3u << 24, 4)), {"big-endian"});
   ExpectBytesRefused(patched(8, LittleEndian(~uint64_t{0}, 8)), {"do not fit"});
   ExpectBytesRefused(patched(16, LittleEndian(uint64_t{1} << 40, 8)), {"do not fit"});
-  ExpectBytesRefused(patched(24, LittleEndian(uint64_t{1} << 62, 8)), {"string of", "byte 24"});
+  ExpectBytesRefused(patched(24, LittleEndian(uint64_t{1} << 62, 8)), {"metadata key", "byte 24"});
+  ExpectRefused(With("k", {8, LittleEndian(uint64_t{1} << 62, 8)}), {"string of", "key k"});
 
   ExpectRefused(With("k", {9, LittleEndian(4, 4) + LittleEndian(uint64_t{1} << 61, 8)}),
                 {"array", "key k"});
@@ -338,6 +339,32 @@ TEST_F(GgufTest, BrokenContainersAreRefused) {
   GgufBuilder twice = good;
   twice.metadata.push_back(twice.metadata[0]);
   ExpectRefused(twice, {"general.architecture", "twice"});
+}
+
+TEST_F(GgufTest, LongNamesAreRefusedAndNotPrinted) {
+  const auto short_message = [&](const GgufBuilder& gguf, const std::vector<std::string>& parts) {
+    const absl::Status status = Open(gguf).status();
+    ExpectFault(status, kInvalid, parts);
+    EXPECT_LT(status.message().size(), 700u) << status;
+  };
+  EXPECT_TRUE(Open(With(std::string(65535, 'k'), U32(1))).ok());
+  GgufBuilder key = TinyGguf("llama");
+  key.metadata.insert(key.metadata.begin(), {std::string(65536, 'k'), U32(1)});
+  short_message(key, {"metadata key at byte 24", "65536", "65535"});
+  short_message(With(std::string(65535, 'k'), {7, "\2"}), {"bool", "key kkk", "65535 bytes"});
+
+  GgufBuilder name = TinyGguf("llama");
+  name.Add(std::string(1024, 'n'), {4}, 0, std::string(16, '\0'));
+  EXPECT_TRUE(Open(name).ok());
+  name.Add(std::string(1025, 'n'), {4}, 0, std::string(16, '\0'));
+  short_message(name, {"tensor name at byte ", "1025", "1024"});
+  name = TinyGguf("llama");
+  name.Add(std::string(1000, 'n'), {}, 0, "");
+  short_message(name, {"tensor nnn", "1000 bytes", "0 dims"});
+  short_message(With("general.architecture", Str(std::string(5000, 'a'))),
+                {"architecture", "aaa", "5000 bytes"});
+  short_message(With("general.alignment", Str(std::string(5000, 'a'))), {"general.alignment"});
+  short_message(With("split.count", Str(std::string(5000, 'a'))), {"split model"});
 }
 
 TEST_F(GgufTest, BrokenDirectoriesAreRefused) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "model/checkpoint/checkpoint.h"
@@ -67,6 +68,22 @@ TEST_F(OpenModelTest, AKeyThatIsThereTwiceIsRefusedByName) {
               {"/config.json", "key hidden_size", "twice"});
   ExpectFault(OpenModelConfig(folder_.path()).status(), kInvalid,
               {"/config.json", "key hidden_size", "twice"});
+}
+
+TEST_F(OpenModelTest, LayersBeyondTheConfiguredOnesAreWarnedOfOnce) {
+  const auto warning = [&](const std::map<std::string, StoredTensor>& tensors) {
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE(Open(TinyQwen3(), tensors).ok());
+    return testing::internal::GetCapturedStderr();
+  };
+  Json config = TinyQwen3();
+  config["num_hidden_layers"] = 5;
+  const std::string text = warning(ZeroTensors(config));
+  EXPECT_NE(text.find("tensors of 5 layers, num_hidden_layers is 2"), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  auto tensors = ZeroTensors(TinyQwen3());
+  tensors["model.layers.x"] = tensors["model.layers.2"] = {"F32", {1}, "1234"};
+  EXPECT_EQ(warning(tensors), "");
 }
 
 TEST_F(OpenModelTest, MissingAndExtraTensors) {
