@@ -1,5 +1,6 @@
 #include "launch/command_line.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <functional>
@@ -207,10 +208,11 @@ OptionGroup SamplingGroup(GenerateOptions* options) {
            StoreOptionalNumber(
                &sampling->top_p, [](double x) { return x > 0 && x <= 1; },
                "above 0 and at most 1")},
-          {"--top-k", "N", "Sample from this many most likely tokens; 0: all.",
+          {"--top-k", "N", "Sample from this many most likely tokens; 0 or -1: all.",
            absl::StrCat(from_file, SamplingParams().top_k), false,
            [sampling](const std::string& text) {
-             LOCKSTEP_ASSIGN_OR_RETURN(sampling->top_k, ParseInt(text, 0));
+             LOCKSTEP_ASSIGN_OR_RETURN(const int64_t top_k, ParseInt(text, -1));
+             sampling->top_k = std::max<int64_t>(top_k, 0);
              return absl::OkStatus();
            }},
           {"--seed", "S", "Random seed of every prompt, 0 to 2^64 - 1.",
@@ -249,10 +251,13 @@ CommandSpec GenerateSpec(GenerateOptions* options) {
        ModelGroup(&options->engine),
        EngineGroup(&options->engine),
        {"Output",
-        {Flag("--json",
-              "One JSON object a line and prompt: prompt_index, prompt_token_ids, token_ids, text "
-              "(null without a tokenizer), finish_reason (stop or length).",
-              &options->json)}}},
+        {Flag(
+            "--json",
+            "One JSON object a line and prompt: prompt_index, prompt_token_ids, token_ids (without "
+            "the end token, but with the tokens that form a --stop text), text (null without a "
+            "tokenizer), finish_reason: stop, length or error (NaN or infinity in the logits; exit "
+            "status 1).",
+            &options->json)}}},
       absl::StrCat(
           "An option given several times counts with its last value, where nothing else\n"
           "is said. Without a tokenizer in the folder the text output is token ids.\n"
@@ -461,6 +466,11 @@ absl::Status CheckTogether(const CommandTable& table, const std::string& command
   return absl::OkStatus();
 }
 
+// "model/" and "model" are one folder, and messages name files as MODEL + "/" + name.
+void StripTrailingSlashes(std::string* path) {
+  while (path->size() > 1 && path->back() == '/') path->pop_back();
+}
+
 Command TakeOptions(CommandTable& table, const std::string& command) {
   if (command == "generate") return std::move(table.generate);
   if (command == "score") return std::move(table.score);
@@ -488,6 +498,7 @@ absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
     LOCKSTEP_ASSIGN_OR_RETURN(const CommandSpec* topic, FindCommand(specs, table.help_topic));
     return HelpOptions{FormatHelp(*topic)};
   }
+  if (spec->operand == "MODEL") StripTrailingSlashes(spec->operand_value);
   if (absl::Status status = CheckTogether(table, spec->name); !status.ok()) {
     return WithHint(status, spec->name);
   }

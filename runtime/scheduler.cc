@@ -229,8 +229,7 @@ void Scheduler::DeliverPromptLogits(int64_t b, int64_t first_position, int64_t r
       continue;
     }
     entry.score_error =
-        absl::StrFormat("request %d: the logits of position %d hold NaN or infinity", entry.id,
-                        first_position + row);
+        absl::StrFormat("the logits of position %d hold NaN or infinity", first_position + row);
   }
   if (entry.score_error.empty()) entry.request.on_prompt_logits(first_position, rows, logits);
 }
@@ -259,8 +258,8 @@ void Scheduler::Accept(Entry& entry, int32_t token) {
   const std::vector<int32_t>& stops = entry.request.sampling.stop_token_ids;
   if (token == kFailedToken) {
     event.finish = FinishReason::kError;
-    event.error = absl::StrFormat("request %d: the logits of position %d hold NaN or infinity",
-                                  entry.id, entry.tokens.size() - 1);
+    event.error =
+        absl::StrFormat("the logits of position %d hold NaN or infinity", entry.tokens.size() - 1);
   } else if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
     event.finish = FinishReason::kStop;
     event.stop_token = token;

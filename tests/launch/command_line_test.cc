@@ -114,6 +114,22 @@ TEST(CommandLine, LastValueCounts) {
   EXPECT_FALSE(options.engine.dtype.has_value());
 }
 
+TEST(CommandLine, TopKIsOffWithZeroAndMinusOne) {
+  for (const char* off : {"0", "-1"}) {
+    const auto options = Parse<GenerateOptions>({"generate", "m", "--prompt", "x", "--top-k", off});
+    EXPECT_EQ(options.sampling.top_k, 0);
+  }
+}
+
+TEST(CommandLine, TrailingSlashesOfTheModelAreDropped) {
+  EXPECT_EQ(Parse<GenerateOptions>({"generate", "a/b//", "--prompt", "x/"}).engine.model, "a/b");
+  EXPECT_EQ(Parse<GenerateOptions>({"generate", "a/b//", "--prompt", "x/"}).prompts[0].text, "x/");
+  EXPECT_EQ(Parse<ScoreOptions>({"score", "./m/", "--ids", "1"}).engine.model, "./m");
+  EXPECT_EQ(Parse<TokenizeOptions>({"tokenize", "m/"}).model, "m");
+  EXPECT_EQ(Parse<PlanOptions>({"plan", "/m/"}).model, "/m");
+  EXPECT_EQ(Parse<PlanOptions>({"plan", "//"}).model, "/");
+}
+
 TEST(CommandLine, ValuesOutOfRangeAreNamed) {
   EXPECT_EQ(GenerateRefusal({"--max-tokens", "0"}), "--max-tokens 0: it must be 1 or more");
   EXPECT_EQ(GenerateRefusal({"--max-tokens", "9223372036854775808"}),
@@ -128,7 +144,7 @@ TEST(CommandLine, ValuesOutOfRangeAreNamed) {
   EXPECT_EQ(GenerateRefusal({"--temperature", "warm"}), "--temperature warm: not a number");
   EXPECT_EQ(GenerateRefusal({"--top-p", "0"}), "--top-p 0: it must be above 0 and at most 1");
   EXPECT_EQ(GenerateRefusal({"--top-p", "1.01"}), "--top-p 1.01: it must be above 0 and at most 1");
-  EXPECT_EQ(GenerateRefusal({"--top-k", "-1"}), "--top-k -1: it must be 0 or more");
+  EXPECT_EQ(GenerateRefusal({"--top-k", "-2"}), "--top-k -2: it must be -1 or more");
   EXPECT_EQ(GenerateRefusal({"--seed", "18446744073709551616"}),
             "--seed 18446744073709551616: it must be an integer between 0 and 2^64 - 1");
   EXPECT_EQ(GenerateRefusal({"--seed", "-1"}),
@@ -221,6 +237,8 @@ TEST(CommandLine, HelpNamesEveryOption) {
                             "--dtype TYPE",
                             "--threads T",
                             "--json",
+                            "finish_reason: stop, length or",
+                            "(without the end token",
                             "--max-model-len",
                             "--max-num-seqs",
                             "--max-num-batched-tokens",

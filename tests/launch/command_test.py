@@ -63,6 +63,24 @@ def write_tokenizer(folder, **more):
                   "vocab": {letter: byte for byte, letter in byte_letters().items()}, "merges": []}, **more}))
 
 
+def write_weights(model, values):
+    """model.safetensors with F32 values(name, count) for every tensor that tests/data/tiny-llama needs."""
+    shapes = {"model.embed_tokens.weight": [320, 48], "model.norm.weight": [48], "lm_head.weight": [320, 48]}
+    for layer in ("model.layers.0.", "model.layers.1."):
+        for name, shape in {"input_layernorm": [48], "post_attention_layernorm": [48],
+                            "self_attn.q_proj": [48, 48], "self_attn.k_proj": [24, 48], "self_attn.v_proj": [24, 48],
+                            "self_attn.o_proj": [48, 48], "mlp.gate_proj": [96, 48], "mlp.up_proj": [96, 48],
+                            "mlp.down_proj": [48, 96]}.items():
+            shapes[f"{layer}{name}.weight"] = shape
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        content = array.array("f", values(name, math.prod(shape))).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
 class Commands(unittest.TestCase):
     def setUp(self):
         self.scratch = tempfile.TemporaryDirectory()
@@ -244,6 +262,17 @@ class GenerateTest(Commands):
         (self.model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ raise_exception('Not like this.') }}"}))
         self.assert_refused(self.generate("--prompt", "hi", "--chat", ranks=2), "Not like this.")
 
+    def test_a_prompt_that_meets_nan_fails_alone(self):
+        """Zeros for weights, but for the NaN in the embedding of token 7: exit 1, and the other prompt is answered."""
+        write_weights(self.model, lambda name, count: [math.nan if name == "model.embed_tokens.weight" and i // 48 == 7 else 0.0
+                                                       for i in range(count)])
+        for ranks in (1, 2):
+            result = lockstep("generate", f"{self.model}/", "--ids", 7, "--ids", 1, "--max-tokens", 2, *GREEDY, ranks=ranks)
+            self.assertEqual(result.status, 1, result.err)
+            self.assertEqual([(line["token_ids"], line["finish_reason"]) for line in result.json_lines()],
+                             [([], "error"), ([0, 0], "length")])
+            self.assertEqual(result.errors(), ["lockstep error: prompt 0: the logits of position 0 hold NaN or infinity"])
+
     def test_prompts_that_are_refused(self):
         self.assert_refused(self.generate("--prompt", "x", ranks=2), "tokenizer", str(self.model))
         self.assert_refused(self.generate("--ids", "1", "--stop", "x"), "--stop", "tokenizer")
@@ -368,7 +397,7 @@ class BadModelTest(Commands):
         self.refuse("BertModel", args=DUMMY)
 
     def test_broken_checkpoints(self):
-        """Case B12: one message with path and reason, whatever is broken."""
+        """One message with path and reason, whatever is broken."""
         path = self.model / "model.safetensors"
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
         tensor = {"x": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}

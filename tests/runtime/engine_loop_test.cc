@@ -73,7 +73,7 @@ SamplingParams Greedy(int64_t max_tokens) {
   return sampling;
 }
 
-TEST(EngineLoopTest, NanFailsItsRequestByNameAndNoOther) {
+TEST(EngineLoopTest, NanFailsItsRequestAndNoOther) {
   for (int num_ranks = 1; num_ranks <= 3; ++num_ranks) {
     Result bad, good, scored;
     ExpectOk(RunLocalRanks(num_ranks, [&](Communicator& communicator) -> absl::Status {
@@ -87,11 +87,11 @@ TEST(EngineLoopTest, NanFailsItsRequestByNameAndNoOther) {
     }));
     EXPECT_EQ(bad.tokens, (std::vector<int32_t>{12, 13}));
     EXPECT_EQ(bad.finish, FinishReason::kError);
-    EXPECT_EQ(bad.error, "request 1: the logits of position 3 hold NaN or infinity");
+    EXPECT_EQ(bad.error, "the logits of position 3 hold NaN or infinity");
     EXPECT_EQ(good.tokens, (std::vector<int32_t>{2, 3, 4, 5, 6, 7, 8, 9, 10}));
     EXPECT_EQ(good.finish, FinishReason::kLength);
     EXPECT_EQ(scored.finish, FinishReason::kError);
-    EXPECT_EQ(scored.error, "request 3: the logits of position 2 hold NaN or infinity");
+    EXPECT_EQ(scored.error, "the logits of position 2 hold NaN or infinity");
   }
 }
 

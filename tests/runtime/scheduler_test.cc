@@ -276,7 +276,7 @@ TEST(SchedulerTest, CallbackMaySubmit) {
   EXPECT_EQ(log.tokens, Generate({7}, 2));
 }
 
-TEST(SchedulerTest, FailedRowFailsItsRequestByName) {
+TEST(SchedulerTest, FailedRowFailsItsRequest) {
   Harness harness(TestLimits(64));
   Log log;
   ASSERT_TRUE(harness.scheduler().Submit(MakeRequest({1, 2}, 5, &log)).ok());
@@ -285,7 +285,7 @@ TEST(SchedulerTest, FailedRowFailsItsRequestByName) {
   harness.RunAll();
   EXPECT_EQ(log.tokens.size(), 1u);
   EXPECT_EQ(log.finishes, std::vector{FinishReason::kError});
-  EXPECT_EQ(log.error, "request 1: the logits of position 2 hold NaN or infinity");
+  EXPECT_EQ(log.error, "the logits of position 2 hold NaN or infinity");
 }
 
 TEST(SchedulerTest, WhatCanNeverRunIsRefused) {
