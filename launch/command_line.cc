@@ -86,11 +86,6 @@ absl::Status SetDevice(const std::string& text) {
   return absl::InvalidArgumentError("it must be one of: auto, cpu, cuda");
 }
 
-absl::Status SetKvCacheMemory(const std::string& text, int64_t* bytes) {
-  LOCKSTEP_ASSIGN_OR_RETURN(*bytes, ParseByteSize(text));
-  return absl::OkStatus();
-}
-
 Option Flag(const char* name, const char* help, bool* target) {
   return {name, "", help, "", false, StoreFlag(target)};
 }
@@ -124,11 +119,7 @@ OptionGroup EngineGroup(EngineFlags* flags) {
       {
           {"--tp", "N",
            "Number of ranks the command expects. It is refused when mpirun started another number.",
-           "as many as mpirun started", false,
-           [flags](const std::string& text) {
-             LOCKSTEP_ASSIGN_OR_RETURN(flags->tp, ParseInt(text, 1, 65536));
-             return absl::OkStatus();
-           }},
+           "as many as mpirun started", false, StoreInt(&flags->tp, 1, 65536)},
           {"--threads", "T", "Compute threads of each rank, 1 to 1024.",
            "cores of the host / ranks on it", false, StoreInt(&engine->num_threads, 1, 1024)},
           {"--device", "DEVICE", "auto, cpu or cuda.", "auto", false, SetDevice},
@@ -148,7 +139,8 @@ OptionGroup EngineGroup(EngineFlags* flags) {
            "Memory of each rank's KV blocks; K, M, G and T stand for powers of 1024.",
            "enough for one longest sequence, within a quarter of the free memory", false,
            [engine](const std::string& text) {
-             return SetKvCacheMemory(text, &engine->kv_cache_memory_bytes);
+             LOCKSTEP_ASSIGN_OR_RETURN(engine->kv_cache_memory_bytes, ParseByteSize(text));
+             return absl::OkStatus();
            }},
           {"--log-level", "LEVEL", "Messages on stderr: debug, info, warning or error.", "info",
            false,

@@ -287,7 +287,7 @@ class GenerateTest(Commands):
         self.assert_refused(self.generate("--ids", 1), "Nonsense", "tokenizer.json")
 
     def test_generation_config(self):
-        """Case B11."""
+        """Several end ids, and sampling values that the command line overrides."""
         path = self.model / "generation_config.json"
         args = ["--ids", "1,2,3", "--max-tokens", 8, "--json"]
         plain = self.answers(*args, "--temperature", 0)[0]["token_ids"]

@@ -13,7 +13,7 @@ ModelConfig ConfigWithEos(const Ids& eos) {
   return config;
 }
 
-// The generation_config.json of case B11.
+// A generation_config.json with several end ids and values of its own.
 GenerationConfig File() {
   GenerationConfig file;
   file.temperature = 0.1;
