@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "model/checkpoint/checked_file.h"
 #include "model/checkpoint/gguf.h"
 
 namespace lockstep {
@@ -10,12 +11,13 @@ namespace {
 
 // Whether MODEL is a folder; NotFound when there is nothing of that name.
 absl::StatusOr<bool> IsFolder(const std::string& model) {
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(model, error);
-  if (!std::filesystem::exists(status)) {
+  const absl::Status found = CheckPath(model);
+  if (absl::IsNotFound(found)) {
     return absl::NotFoundError(absl::StrFormat("%s: no such file or folder", model));
   }
-  return std::filesystem::is_directory(status);
+  LOCKSTEP_RETURN_IF_ERROR(found);
+  std::error_code error;
+  return std::filesystem::is_directory(model, error);
 }
 
 absl::StatusOr<ChatConfig> LoadGgufChatConfig(const std::string& path) {
@@ -36,7 +38,10 @@ absl::StatusOr<ChatConfig> LoadGgufChatConfig(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model) {
   LOCKSTEP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(model));
-  if (is_folder) return Tokenizer::Load(model + "/tokenizer.json");
+  if (is_folder) {
+    LOCKSTEP_RETURN_IF_ERROR(CheckPath(model + "/tokenizer.json"));
+    return Tokenizer::Load(model + "/tokenizer.json");
+  }
   LOCKSTEP_ASSIGN_OR_RETURN(const GgufText text, ReadGgufText(model));
   return TokenizerFromGguf(text.vocab, model);
 }

@@ -11,11 +11,14 @@ namespace {
 constexpr const char* kSpecialTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                           "pad_token", "cls_token", "mask_token"};
 
-// The file's text; empty when there is no such file.
+// The file's text; empty when there is no such file. A link to nothing is not "no such file".
 absl::StatusOr<std::string> ReadIfPresent(const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile(path);
-  if (absl::IsNotFound(text.status())) return std::string();
-  return text;
+  if (!absl::IsNotFound(text.status())) return text;
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return std::string();
+  return absl::FailedPreconditionError(
+      path + ": is a dangling link: the file that it leads to is not there");
 }
 
 absl::Status BadKey(const std::string& path, std::string_view key, std::string_view expected) {

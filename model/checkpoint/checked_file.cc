@@ -20,13 +20,23 @@ constexpr std::string_view kLfsStart = "version https://git-lfs";
 
 }  // namespace
 
+absl::Status CheckPath(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0) return absl::OkStatus();
+  const int error = errno;
+  const std::string message = absl::StrFormat("%s: %s", path, std::strerror(error));
+  if (error != ENOENT && error != ENOTDIR) return absl::FailedPreconditionError(message);
+  if (lstat(path.c_str(), &info) != 0) return absl::NotFoundError(message);
+  return absl::FailedPreconditionError(
+      path + ": is a dangling link: the file or folder that it leads to is not there");
+}
+
 absl::StatusOr<std::unique_ptr<CheckedFile>> CheckedFile::Open(const std::string& path) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckPath(path));
   struct stat info;
   // Before open(): opening a named pipe would wait for a writer.
   if (stat(path.c_str(), &info) != 0) {
-    const std::string message = absl::StrFormat("%s: %s", path, std::strerror(errno));
-    if (errno == ENOENT || errno == ENOTDIR) return absl::NotFoundError(message);
-    return absl::FailedPreconditionError(message);
+    return absl::FailedPreconditionError(absl::StrFormat("%s: %s", path, std::strerror(errno)));
   }
   if (S_ISDIR(info.st_mode)) {
     return absl::InvalidArgumentError(path + ": is a folder, expected a weight file");

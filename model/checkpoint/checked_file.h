@@ -12,6 +12,11 @@
 
 namespace lockstep {
 
+// Whether `path` leads to something. NotFound only when there is nothing of that name at all;
+// FailedPrecondition, with the path and the reason, for a symbolic link to nothing, a loop of links
+// or a folder on the way that may not be searched: what is there but broken is never "not there".
+absl::Status CheckPath(const std::string& path);
+
 // Immutable; reads may run on several threads at once.
 class CheckedFile {
  public:

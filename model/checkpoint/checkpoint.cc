@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "model/checkpoint/checked_file.h"
 #include "model/checkpoint/dummy.h"
 #include "model/checkpoint/gguf.h"
 #include "model/checkpoint/gguf_file.h"
@@ -26,20 +27,23 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
 }
 
 absl::StatusOr<Json> ReadConfigJson(const std::string& folder) {
-  std::error_code error;
-  const auto status = std::filesystem::status(folder, error);
-  if (!std::filesystem::exists(status)) {
+  if (const absl::Status found = CheckPath(folder); absl::IsNotFound(found)) {
     return absl::NotFoundError(
         absl::StrFormat("%s: no such file or folder; %s", folder, kWhatModelMayBe));
+  } else if (!found.ok()) {
+    return found;
   }
-  if (!std::filesystem::is_directory(status)) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(
         absl::StrFormat("%s: is a file, but no GGUF file; %s", folder, kWhatModelMayBe));
   }
   const std::string path = folder + "/config.json";
-  if (!std::filesystem::exists(path, error)) {
+  if (const absl::Status found = CheckPath(path); absl::IsNotFound(found)) {
     return absl::NotFoundError(
         absl::StrFormat("%s: the folder has no config.json; %s", folder, kWhatModelMayBe));
+  } else if (!found.ok()) {
+    return found;
   }
   return ReadJson(path);
 }
@@ -47,8 +51,9 @@ absl::StatusOr<Json> ReadConfigJson(const std::string& folder) {
 // Fills `source.generation` where the folder has the file.
 absl::Status ReadGeneration(const Json& config, ModelSource& source) {
   const std::string path = source.path + "/generation_config.json";
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  const absl::Status found = CheckPath(path);
+  if (absl::IsNotFound(found)) return absl::OkStatus();
+  LOCKSTEP_RETURN_IF_ERROR(found);
   LOCKSTEP_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
   LOCKSTEP_ASSIGN_OR_RETURN(source.generation, ParseGenerationConfig(json, path));
   // An id that the config class assumed gives way to ids that a file states.
@@ -86,9 +91,8 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat forma
 // Whether MODEL is a GGUF file: by its name, so that a damaged one is told as such, or its content.
 bool IsGguf(const std::string& path) {
   std::error_code error;
-  if (!std::filesystem::exists(path, error) || std::filesystem::is_directory(path, error)) {
-    return false;
-  }
+  // What leads nowhere is told by the folder's reader.
+  if (!CheckPath(path).ok() || std::filesystem::is_directory(path, error)) return false;
   return path.ends_with(".gguf") || IsGgufFile(path);
 }
 

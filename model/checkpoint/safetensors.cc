@@ -351,9 +351,12 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensors(const std::string& p
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSafetensorsFolder(const std::string& folder) {
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
-  std::error_code error;
-  if (std::filesystem::exists(single, error)) return OpenSafetensors(single);
-  if (std::filesystem::exists(index, error)) return OpenSharded(folder, index);
+  const absl::Status has_single = CheckPath(single);
+  if (has_single.ok()) return OpenSafetensors(single);
+  if (!absl::IsNotFound(has_single)) return has_single;
+  const absl::Status has_index = CheckPath(index);
+  if (has_index.ok()) return OpenSharded(folder, index);
+  if (!absl::IsNotFound(has_index)) return has_index;
   return absl::NotFoundError(
       absl::StrFormat("%s: no weights: looked for model.safetensors and "
                       "model.safetensors.index.json%s",

@@ -52,6 +52,15 @@ TEST_F(ChatConfigTest, JinjaFileWinsOverTheKey) {
   EXPECT_EQ(*Render(kHello), "file <s>");
 }
 
+TEST_F(ChatConfigTest, ALinkToNothingIsNoAbsentFile) {
+  Write("tokenizer_config.json", R"({"chat_template": "key"})");
+  std::filesystem::create_symlink("nowhere", dir() + "/chat_template.jinja");
+  const auto status = LoadChatConfig(dir()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_NE(status.ToString().find("chat_template.jinja: is a dangling link"), std::string::npos)
+      << status;
+}
+
 TEST_F(ChatConfigTest, JinjaFileAloneIsEnough) {
   Write("chat_template.jinja", "{{ messages[0].content }}");
   EXPECT_EQ(*Render(kHello), "Hi");

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -84,6 +85,47 @@ TEST_F(OpenModelTest, LayersBeyondTheConfiguredOnesAreWarnedOfOnce) {
   auto tensors = ZeroTensors(TinyQwen3());
   tensors["model.layers.x"] = tensors["model.layers.2"] = {"F32", {1}, "1234"};
   EXPECT_EQ(warning(tensors), "");
+}
+
+// Links as a hub's cache makes them, whose targets are gone or lead in a circle.
+TEST_F(OpenModelTest, BrokenLinksAreToldAsSuch) {
+  constexpr auto kFailed = absl::StatusCode::kFailedPrecondition;
+  ASSERT_TRUE(Open(TinyQwen3(), ZeroTensors(TinyQwen3())).ok());
+  WriteFile(folder_ / "generation_config.json", "{}");
+  const auto open = [&] { return OpenModel(folder_.path(), LoadFormat::kAuto).status(); };
+  for (const std::string name : {"config.json", "generation_config.json", "model.safetensors"}) {
+    const std::string path = folder_ / name;
+    std::filesystem::rename(path, folder_ / "aside");
+    std::filesystem::create_symlink("blob", path);
+    ExpectFault(open(), kFailed, {path, "dangling link"});
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink(name, path);
+    ExpectFault(open(), kFailed, {path, "Too many levels of symbolic links"});
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink("aside", path);
+    EXPECT_TRUE(open().ok()) << open();
+    std::filesystem::remove(path);
+    std::filesystem::rename(folder_ / "aside", path);
+  }
+  for (const std::string name : {"model", "model.gguf"}) {
+    std::filesystem::create_symlink("nowhere", folder_ / name);
+    ExpectFault(OpenModel(folder_ / name, LoadFormat::kAuto).status(), kFailed,
+                {folder_ / name, "dangling link"});
+  }
+  std::filesystem::remove(folder_ / "model.safetensors");
+  WriteFile(folder_ / "model.safetensors.index.json", R"({"weight_map":{"a":"1.safetensors"}})");
+  std::filesystem::create_symlink("nowhere", folder_ / "1.safetensors");
+  ExpectFault(open(), kFailed, {folder_ / "1.safetensors", "dangling link"});
+}
+
+TEST_F(OpenModelTest, FoldersThatMayNotBeSearchedAreToldAsSuch) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may search every folder";
+  ASSERT_TRUE(Open(TinyQwen3(), ZeroTensors(TinyQwen3())).ok());
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::owner_read);
+  const absl::Status status = OpenModel(folder_.path(), LoadFormat::kAuto).status();
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::owner_all);
+  ExpectFault(status, absl::StatusCode::kFailedPrecondition,
+              {folder_ / "config.json", "Permission denied"});
 }
 
 TEST_F(OpenModelTest, MissingAndExtraTensors) {
