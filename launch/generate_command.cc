@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<int32_t>> GenerateJob::EncodePrompt(const PromptInput
       return ids.ok() ? ids : Annotate(ids.status(), "--prompt");
     }
     case PromptInput::Kind::kFile: {
-      LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadFile(prompt.text));
+      LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadFile(prompt.text, FileKind::kAny));
       if (text.empty()) {
         return absl::InvalidArgumentError(
             absl::StrFormat("--prompt-file %s: the file is empty", prompt.text));
