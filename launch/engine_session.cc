@@ -1,5 +1,7 @@
 #include "launch/engine_session.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -55,6 +57,14 @@ absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& commun
   return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
 }
 
+// Cores that the launcher, taskset or a container leaves to this process: mpirun binds each of one
+// or two ranks to a single core unless told otherwise.
+int CoresOfThisProcess() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1 << 10;  // over 1024 cores
+  return CPU_COUNT(&allowed);
+}
+
 EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& config,
                                    const Communicator& communicator) {
   EngineOptions options = flags.engine;
@@ -62,7 +72,8 @@ EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& 
   if (options.dtype == DType::kF16) options.dtype = DType::kF32;  // no float16 arithmetic yet
   if (options.num_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    options.num_threads = std::max(1, cores / communicator.ranks_on_host());
+    options.num_threads =
+        std::clamp(cores / communicator.ranks_on_host(), 1, std::max(1, CoresOfThisProcess()));
   }
   return options;
 }
@@ -149,6 +160,8 @@ int LaunchedRank() {
   const char* rank = LauncherVariable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"});
   return rank == nullptr ? 0 : std::atoi(rank);
 }
+
+bool LaunchedByMpirun() { return LauncherVariable({"OMPI_COMM_WORLD_SIZE"}) != nullptr; }
 
 bool LaunchedAsOneOfSeveral() {
   const char* size = LauncherVariable({"OMPI_COMM_WORLD_SIZE"});

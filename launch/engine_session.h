@@ -42,6 +42,8 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job);
 
 // The rank number that the launcher put into the environment; 0 without one. Needs no MPI.
 int LaunchedRank();
+// True when mpirun started this process, be it as the only rank.
+bool LaunchedByMpirun();
 // True when a launcher started this process as one of several ranks.
 bool LaunchedAsOneOfSeveral();
 

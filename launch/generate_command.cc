@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "launch/engine_session.h"
@@ -169,6 +170,12 @@ absl::Status GenerateJob::Submit(Engine& engine, const SessionInfo&) {
     }
   }
   LogInfo(sampling_.summary);
+  // At the start, so that an answer that was cut short can be had again.
+  if (sampling_.params.temperature > 0) {
+    const bool one_seed = options_.sampling.seed.has_value() || answers_.size() == 1;
+    LogInfo(absl::StrFormat("seed: %d%s", sampling_.params.seed,
+                            one_seed ? "" : " + index of the prompt"));
+  }
   for (const std::string& warning : sampling_.warnings) LogWarning(warning);
   start_ = Clock::now();
   return absl::OkStatus();
@@ -237,6 +244,8 @@ bool GenerateJob::PrintInOrder() {
 
 absl::Status GenerateJob::Finish(const Engine& engine, const SessionInfo& session) {
   LOCKSTEP_RETURN_IF_ERROR(writer_.status());
+  // mpirun forwards the two streams apart, in any order: the end of the answer goes first.
+  if (LaunchedByMpirun()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   LogStatistics(engine, session);
   return request_error_.empty() ? absl::OkStatus() : absl::InternalError(request_error_);
 }
@@ -267,11 +276,6 @@ void GenerateJob::LogStatistics(const Engine& engine, const SessionInfo& session
                           Rate(stats.prompt_tokens, stats.prefill_seconds), first_token));
   LogInfo(absl::StrFormat("decode: %d tokens in %.3f s, %s", stats.decode_tokens,
                           stats.decode_seconds, Rate(stats.decode_tokens, stats.decode_seconds)));
-  if (sampling_.params.temperature > 0) {
-    const bool one_seed = options_.sampling.seed.has_value() || answers_.size() == 1;
-    LogInfo(absl::StrFormat("seed: %d%s", sampling_.params.seed,
-                            one_seed ? "" : " + index of the prompt"));
-  }
 }
 
 }  // namespace

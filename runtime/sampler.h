@@ -5,8 +5,8 @@
 // softmax is renormalised over those, cut to the smallest set of most probable ids whose mass
 // reaches top_p, and one id is drawn by the Gumbel-max trick (Gumbel 1954; Maddison, Tarlow, Minka,
 // "A* Sampling", 2014): argmax over ids of logit / temperature + Gumbel noise. The noise of an id
-// is a pure function of (seed, position, id), so a request's ids do not depend on N, on the batch
-// or on history.
+// is a pure function of (seed, position, id), so equal logits give equal ids
+// at every N, in every batch and after any history.
 //
 // Exchanged between ranks: one {score, id} a row; for rows with top_k or top_p also the best
 // candidates of each rank and, as an integer that sums alike in any order, the rank's softmax mass;
