@@ -15,7 +15,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{4} << 20;  // one read; large enough to hide its cost
-constexpr int64_t kSmallGapBytes = 4096;           // a page: the disk reads that much anyway
 constexpr std::string_view kLfsStart = "version https://git-lfs";
 
 }  // namespace
@@ -89,9 +88,9 @@ absl::Status CheckedFile::ReadRows(
     const std::function<absl::Status(int64_t row, const uint8_t* bytes)>& fn) const {
   const int64_t width = columns.size();
   if (rows.size() <= 0 || width <= 0) return absl::OkStatus();
-  const bool coalesce = row_bytes - width <= kSmallGapBytes;
+  // Whole rows lie together; parts of rows are a read each.
   const int64_t rows_a_read =
-      coalesce ? std::clamp<int64_t>(kChunkBytes / row_bytes, 1, rows.size()) : 1;
+      width == row_bytes ? std::clamp<int64_t>(kChunkBytes / row_bytes, 1, rows.size()) : 1;
   std::vector<uint8_t> chunk((rows_a_read - 1) * row_bytes + width);
   for (int64_t first = rows.begin; first < rows.end; first += rows_a_read) {
     const int64_t count = std::min(rows_a_read, rows.end - first);

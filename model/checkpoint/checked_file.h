@@ -36,8 +36,8 @@ class CheckedFile {
 
   // A rectangle of bytes of a row-major matrix that starts at `offset` and whose rows are
   // `row_bytes` long: calls fn(row, bytes of `columns` in that row) for each of `rows`, in order.
-  // Only the rectangle is read, plus gaps between its rows too small to be worth a read of their
-  // own. `bytes` is valid during the call; the first error of fn ends the walk.
+  // Only the rectangle is read. `bytes` is valid during the call; the first error of fn ends the
+  // walk.
   absl::Status ReadRows(
       int64_t offset, int64_t row_bytes, Range rows, Range columns,
       const std::function<absl::Status(int64_t row, const uint8_t* bytes)>& fn) const;
