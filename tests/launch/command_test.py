@@ -200,7 +200,8 @@ class GenerateTest(Commands):
             self.assertEqual([t["token_ids"] for t in together], [a["token_ids"] for a in alone])
 
     def test_messages_go_to_stderr(self):
-        result = self.generate("--ids", 1, "--max-tokens", 4, ranks=2)
+        # The seed is a random one: without --ignore-eos some draws end early.
+        result = self.generate("--ids", 1, "--max-tokens", 4, "--ignore-eos", ranks=2)
         self.assertEqual(result.status, 0)
         self.assertEqual(len(result.out.decode().strip().split(",")), 4)  # ids, as there is no tokenizer
         for piece in ("sampling: temperature 0.7 (built in)", "load:", "2 ranks", "prefill:", "time to first token", "decode:",
