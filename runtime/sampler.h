@@ -1,12 +1,13 @@
 // Picks the next token of each row from logits whose columns are spread over the ranks.
 //
-// Temperature 0: the largest logit, lowest id on ties, whatever top_k and top_p say. Otherwise the
-// logits are divided by the temperature, cut to the top_k largest (ties at the border: lowest ids),
-// softmax is renormalised over those, cut to the smallest set of most probable ids whose mass
-// reaches top_p, and one id is drawn by the Gumbel-max trick (Gumbel 1954; Maddison, Tarlow, Minka,
-// "A* Sampling", 2014): argmax over ids of logit / temperature + Gumbel noise. The noise of an id
-// is a pure function of (seed, position, id), so equal logits give equal ids
-// at every N, in every batch and after any history.
+// The request's adjustments come first (LogitAdjuster). Temperature 0: the largest logit, lowest id
+// on ties, whatever min_p, top_k and top_p say. Otherwise the logits are divided by the
+// temperature, cut to those of at least min_p times the largest probability, then to the top_k
+// largest (ties at the border: lowest ids), softmax is renormalised over those, cut to the smallest
+// set of most probable ids whose mass reaches top_p, and one id is drawn by the Gumbel-max trick
+// (Gumbel 1954; Maddison, Tarlow, Minka, "A* Sampling", 2014): argmax over ids of logit /
+// temperature + Gumbel noise. The noise of an id is a pure function of (seed, position, id), so
+// equal logits give equal ids at every N, in every batch and after any history.
 //
 // Exchanged between ranks: one {score, id} a row; for rows with top_k or top_p also the best
 // candidates of each rank and, as an integer that sums alike in any order, the rank's softmax mass;
@@ -21,6 +22,8 @@
 #include "runtime/core/buffer.h"
 #include "runtime/core/range.h"
 #include "runtime/core/thread_pool.h"
+#include "runtime/logit_adjuster.h"
+#include "runtime/request.h"
 
 namespace lockstep {
 
@@ -35,11 +38,21 @@ struct SampleRow {
   uint64_t seed = 0;
   double temperature = 0;
   double top_p = 1;
-  int64_t top_k = 0;  // 0: off
+  double min_p = 0;
+  int64_t top_k = 0;                        // 0: off
+  const LogitAdjuster* adjuster = nullptr;  // null: none
+  int32_t num_logprobs = -1;                // -1: none are wanted
 
   // Below kMinTemperature the noise is smaller than the spacing of float32 logits.
   bool greedy() const { return temperature < kMinTemperature; }
   bool filtered() const { return !greedy() && (top_k > 0 || top_p < 1); }
+};
+
+// The same on all ranks.
+struct SampleOutput {
+  std::vector<int32_t> tokens;             // [rows] ids, or kFailedToken
+  std::vector<PositionLogprobs> logprobs;  // [rows], empty when no row wants any
+  std::vector<uint64_t> digests;           // [N] what each rank passed, empty when there is no row
 };
 
 // Noise of one vocabulary id, Gumbel(0, 1) distributed.
@@ -52,10 +65,11 @@ class Sampler {
   Sampler(std::vector<Range> vocab_ranges, Communicator& communicator, ThreadPool& threads);
 
   // COLLECTIVE, with the same rows on all ranks. `logits` is float32 [R, V_local]; columns from
-  // V_local on are padding and never read. tokens[i] is the id of rows[i] (or kFailedToken), the
-  // same on all ranks.
-  absl::Status Sample(const MatrixView& logits, std::span<const SampleRow> rows,
-                      std::span<int32_t> tokens);
+  // V_local on are padding and never read. Rows with an adjuster are changed in place. `digest`
+  // travels with the first exchange, so comparing ranks costs no collective of its own. Log
+  // probabilities are those of the logits as they came in.
+  absl::Status Sample(const MatrixView& logits, std::span<const SampleRow> rows, uint64_t digest,
+                      SampleOutput& output);
 
  private:
   // A rank's best id of a row; greater score wins, lower id on ties.

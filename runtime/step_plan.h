@@ -13,6 +13,7 @@
 
 #include "cache/block_allocator.h"
 #include "parallel/communicator.h"
+#include "runtime/logit_adjuster.h"
 
 namespace lockstep {
 
@@ -24,19 +25,56 @@ enum class StepKind : uint32_t {
 
 // What a step makes of a request's rows.
 enum class StepOutput : int32_t {
-  kNone = 0,    // a prefill chunk that does not end the prompt
-  kSample = 1,  // the next token from the last row
-  kScore = 2,   // the full logits of all rows, to rank 0
+  kNone = 0,            // a prefill chunk that does not end the prompt
+  kSample = 1,          // the next token from the last row
+  kScore = 2,           // the full logits of all rows, to rank 0
+  kPromptLogprobs = 3,  // of the prompt's tokens that follow the rows
+  kPromptLogprobsAndSample = 4,
 };
 
-// A request takes a free slot of the batch state. Sampling parameters as in SamplingParams.
+inline bool Samples(StepOutput output) {
+  return output == StepOutput::kSample || output == StepOutput::kPromptLogprobsAndSample;
+}
+inline bool WantsPromptLogprobs(StepOutput output) {
+  return output == StepOutput::kPromptLogprobs || output == StepOutput::kPromptLogprobsAndSample;
+}
+// Every row's logits, not the last row's alone.
+inline bool WantsAllLogits(StepOutput output) {
+  return output == StepOutput::kScore || WantsPromptLogprobs(output);
+}
+
+// Stands in token_ids for the token that the last sampling of the request's slot gave: rank 0 may
+// plan a step before it knows the tokens of the one before.
+inline constexpr int32_t kLastSampledToken = -1;
+
+// A request takes a free slot of the batch state: for the first time, or again after it was
+// preempted. Sampling parameters as in SamplingParams.
 struct PlanNewRequest {
   uint64_t seed = 0;
   double temperature = 0;
   double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
+  double frequency_penalty = 0;
+  double presence_penalty = 0;
   int64_t top_k = 0;
   int32_t slot = 0;
   int32_t prompt_length = 0;
+  int32_t num_computed = 0;   // tokens whose K and V are in the request's blocks already
+  int32_t banned_below = 0;   // position from which on the banned ids may be picked
+  int32_t num_logprobs = -1;  // -1: none
+  int32_t num_prompt_logprobs = -1;
+  // Of the sections of these names, the next so many belong to this request.
+  int32_t num_history = 0;  // its tokens so far, when a penalty needs them
+  int32_t num_bias = 0;
+  int32_t num_banned = 0;
+  int32_t unused = 0;
+};
+
+// Before the step, the K and V of `source` are copied to `target`, in all layers.
+struct PlanBlockCopy {
+  int32_t source = 0;
+  int32_t target = 0;
 };
 
 // Entries [first_index, first_index + count) of the block table of `slot`; their blocks are the
@@ -57,18 +95,26 @@ struct BasicStepPlan {
   // Changes of the batch state, applied in this order before the step.
   Sequence<int32_t> freed_slots;
   Sequence<PlanNewRequest> new_requests;
+  Sequence<int32_t> history;
+  Sequence<LogitBias> logit_bias;
+  Sequence<int32_t> banned_ids;
   Sequence<PlanBlockRun> block_runs;
   Sequence<int32_t> blocks;
+  Sequence<int32_t> poisoned_blocks;  // freed, to be filled with NaN (a debugging aid)
+  Sequence<PlanBlockCopy> block_copies;
 
   // The packed batch.
   Sequence<int64_t> slot_mapping;     // [T]
-  Sequence<int32_t> token_ids;        // [T]
+  Sequence<int32_t> token_ids;        // [T], may be kLastSampledToken
   Sequence<int32_t> positions;        // [T]
   Sequence<int32_t> request_slots;    // [B]
   Sequence<StepOutput> outputs;       // [B]
   Sequence<int32_t> seq_lens;         // [B]
   Sequence<int32_t> query_start_loc;  // [B + 1]
   Sequence<int32_t> logits_rows;      // [R], ascending: what `outputs` asks for
+  // For each row of requests that want prompt logprobs: the prompt's token that follows it; -1
+  // for the prompt's last row, which has none.
+  Sequence<int32_t> logprob_targets;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_requests() const { return static_cast<int64_t>(request_slots.size()); }
