@@ -3,17 +3,20 @@
 #
 # Runs `lockstep COMMAND ARG...` on RANKS processes (default 1) of this host, with the settings of Open MPI that suit it:
 # allowed as root, as many ranks as wanted, threads not pinned to one core, waiting ranks leave their core to others, and no
-# banner of mpirun after a message of lockstep's own. LOCKSTEP names another binary than build/release/lockstep.
+# banner of mpirun after a message of lockstep's own. Runs the lockstep that lies beside this script, as `cmake --install` puts
+# it (there the script is called lockstep-run), or else build/release/lockstep; LOCKSTEP names another binary.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-lockstep=${LOCKSTEP:-$here/../build/release/lockstep}
+me=$(basename "$0")
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+lockstep=${LOCKSTEP:-$here/lockstep}
+[ -n "${LOCKSTEP:-}" ] || [ -x "$lockstep" ] || lockstep=$here/../build/release/lockstep
 ranks=1
 if [ "${1:-}" = -n ] || [ "${1:-}" = -np ]; then
   ranks=${2:-}
-  [[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: -n needs the number of ranks" >&2; exit 2; }
+  [[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "$me: -n needs the number of ranks" >&2; exit 2; }
   shift 2
 fi
-[ -x "$lockstep" ] || { echo "run.sh: $lockstep is not built; bash launch/quickstart.sh builds it" >&2; exit 2; }
+[ -x "$lockstep" ] || { echo "$me: $lockstep is not built; bash launch/quickstart.sh builds it" >&2; exit 2; }
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
@@ -23,6 +26,6 @@ export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader
 status=0
 mpirun -q -np "$ranks" "$lockstep" "$@" || status=$?
 if [ "$status" -gt 128 ]; then
-  echo "run.sh: a rank was ended by signal $((status - 128)); the job is over" >&2
+  echo "$me: a rank was ended by signal $((status - 128)); the job is over" >&2
 fi
 exit "$status"

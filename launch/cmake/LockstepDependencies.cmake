@@ -1,19 +1,37 @@
-# Finds what Lockstep is built with. Debian's packages are enough (launch/install_deps.sh names them). Static archives are
-# preferred where a package has them, so that the binary runs on a machine that has Open MPI and nothing else.
+# Finds what Lockstep is built with, and what a program that links it needs: the installed package includes this file, too.
+# Debian's packages are enough (launch/install_deps.sh names them). Static archives are preferred where a package has them,
+# so that the binary runs on a machine that has Open MPI and nothing else.
 
-find_package(Threads REQUIRED)
+# Without a library the build ends here; inside find_package(lockstep) the package counts as not found, and this file is left.
+include(CMakeFindDependencyMacro)
+macro(lockstep_find)
+  if(CMAKE_FIND_PACKAGE_NAME)
+    find_dependency(${ARGN})
+  else()
+    find_package(${ARGN} REQUIRED)
+  endif()
+endmacro()
+
+lockstep_find(Threads)
+lockstep_find(absl)
+lockstep_find(nlohmann_json)
+
+# The C interface alone. A project without the language C finds it through MPI's C++ compiler.
 set(MPI_CXX_SKIP_MPICXX ON)  # the C++ bindings of MPI-2 are not used; without this libmpi_cxx is linked
-find_package(MPI REQUIRED COMPONENTS C)
-find_package(absl REQUIRED)
-find_package(nlohmann_json REQUIRED)
-find_package(spdlog REQUIRED)
-# spdlog is compiled into one source file, and so is fmt: no shared libfmt.
-set_target_properties(spdlog::spdlog_header_only PROPERTIES
-  INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
+if(CMAKE_C_COMPILER_LOADED)
+  set(_lockstep_mpi C)
+else()
+  set(_lockstep_mpi CXX)
+endif()
+lockstep_find(MPI COMPONENTS ${_lockstep_mpi})
+if(NOT TARGET lockstep_dep::mpi)
+  add_library(lockstep_dep::mpi INTERFACE IMPORTED)
+  set_target_properties(lockstep_dep::mpi PROPERTIES INTERFACE_LINK_LIBRARIES MPI::MPI_${_lockstep_mpi})
+endif()
 
 # Debian's Abseil targets name the shared libraries, though the archives lie beside them.
-get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
-foreach(_target IN LISTS _targets)
+get_property(_lockstep_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+foreach(_target IN LISTS _lockstep_targets)
   if(_target MATCHES "^absl::")
     get_target_property(_location ${_target} IMPORTED_LOCATION_NONE)
     if(_location MATCHES "\\.so[.0-9]*$")
@@ -25,14 +43,33 @@ foreach(_target IN LISTS _targets)
   endif()
 endforeach()
 
-# An imported target for a library that has no CMake package of its own.
-function(lockstep_import name header archive)
-  find_path(${name}_INCLUDE_DIR ${header} REQUIRED)
-  find_library(${name}_LIBRARY NAMES ${archive} REQUIRED)
-  add_library(lockstep_dep::${name} UNKNOWN IMPORTED GLOBAL)
-  set_target_properties(lockstep_dep::${name} PROPERTIES
-    IMPORTED_LOCATION ${${name}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${name}_INCLUDE_DIR})
-endfunction()
+# lockstep_import(NAME HEADER ARCHIVE [DEFINITION...]): lockstep_dep::NAME, for a library that has no CMake package of its own.
+macro(lockstep_import name header archive)
+  find_path(LOCKSTEP_${name}_INCLUDE_DIR ${header})
+  find_library(LOCKSTEP_${name}_LIBRARY NAMES ${archive})
+  mark_as_advanced(LOCKSTEP_${name}_INCLUDE_DIR LOCKSTEP_${name}_LIBRARY)
+  if(NOT LOCKSTEP_${name}_INCLUDE_DIR OR NOT LOCKSTEP_${name}_LIBRARY)
+    set(_missing "${header} and ${archive} were not found: install the development package of ${name}")
+    if(NOT CMAKE_FIND_PACKAGE_NAME)
+      message(FATAL_ERROR "${_missing}")
+    endif()
+    set(${CMAKE_FIND_PACKAGE_NAME}_FOUND FALSE)
+    set(${CMAKE_FIND_PACKAGE_NAME}_NOT_FOUND_MESSAGE "${_missing}")
+    return()
+  endif()
+  if(NOT TARGET lockstep_dep::${name})
+    add_library(lockstep_dep::${name} UNKNOWN IMPORTED)
+    set_target_properties(lockstep_dep::${name} PROPERTIES IMPORTED_LOCATION ${LOCKSTEP_${name}_LIBRARY}
+      INTERFACE_INCLUDE_DIRECTORIES ${LOCKSTEP_${name}_INCLUDE_DIR} INTERFACE_COMPILE_DEFINITIONS "${ARGN}")
+  endif()
+endmacro()
 lockstep_import(pcre2 pcre2.h libpcre2-8.a)
-lockstep_import(utf8proc utf8proc.h libutf8proc.a)
-set_target_properties(lockstep_dep::utf8proc PROPERTIES INTERFACE_COMPILE_DEFINITIONS UTF8PROC_STATIC)
+lockstep_import(utf8proc utf8proc.h libutf8proc.a UTF8PROC_STATIC)
+
+# Of no interest to a program that links Lockstep: spdlog and fmt are compiled into one source file (runtime/core/log.cc).
+if(NOT CMAKE_FIND_PACKAGE_NAME)
+  lockstep_find(spdlog)
+  # No shared libfmt.
+  set_target_properties(spdlog::spdlog_header_only PROPERTIES
+    INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
+endif()
