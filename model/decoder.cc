@@ -203,6 +203,9 @@ class CpuDecoder : public Decoder {
   absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool,
                           const MatrixView& logits) const;
   void NormAndRotateHeads(const DecoderLayer& layer, const MatrixView& qkv) const;
+  // Final norm of hidden + delta, and logits, of these rows.
+  void ForwardHead(const MatrixView& hidden, const MatrixView& delta, std::span<const int32_t> rows,
+                   const MatrixView& logits) const;
 
   const ModelConfig config_;
   const DecoderOptions options_;
@@ -320,6 +323,7 @@ absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
                    scratch_.sin.as<float>());
 
   LOCKSTEP_RETURN_IF_ERROR(embedding_.Forward(batch.token_ids, hidden, context_, communicator_));
+  Observe(kNoLayer, TensorKind::kEmbedding, hidden);
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     const DecoderLayer& layer = layers_[l];
     const RmsNormLayer& norm = layer.input_norm;
@@ -328,22 +332,36 @@ absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
     } else {
       AddRmsNorm(hidden, delta, norm.weight(), norm.eps(), normed, context_);
     }
+    Observe(l, TensorKind::kInputNorm, normed);
     layer.qkv.Forward(normed, qkv, context_);
     NormAndRotateHeads(layer, qkv);
+    Observe(l, TensorKind::kQkv, qkv);
     layer.attention.Forward(qkv, batch.attention.slot_mapping, *metadata, pool.Layer(l), attended);
+    Observe(l, TensorKind::kAttention, attended);
     LOCKSTEP_RETURN_IF_ERROR(layer.o.Forward(attended, delta, context_, communicator_));
+    Observe(l, TensorKind::kOProj, delta);
 
     const RmsNormLayer& post_norm = layer.post_attention_norm;
     AddRmsNorm(hidden, delta, post_norm.weight(), post_norm.eps(), normed, context_);
+    Observe(l, TensorKind::kPostAttentionNorm, normed);
     layer.gate_up.Forward(normed, gate_up, context_);
+    Observe(l, TensorKind::kGateUp, gate_up);
     SiluMul(gate_up, activated, context_);
+    Observe(l, TensorKind::kActivated, activated);
     LOCKSTEP_RETURN_IF_ERROR(layer.down.Forward(activated, delta, context_, communicator_));
+    Observe(l, TensorKind::kDownProj, delta);
   }
-  const MatrixView last = Scratch::View(scratch_.normed, logits.rows, hidden_size);
-  AddRmsNormRows(hidden, delta, batch.logits_rows, final_norm_.weight(), final_norm_.eps(), last,
-                 context_);
-  head_.Forward(last, logits, context_);
+  ForwardHead(hidden, delta, batch.logits_rows, logits);
   return absl::OkStatus();
+}
+
+void CpuDecoder::ForwardHead(const MatrixView& hidden, const MatrixView& delta,
+                             std::span<const int32_t> rows, const MatrixView& logits) const {
+  const MatrixView last = Scratch::View(scratch_.normed, logits.rows, config_.hidden_size);
+  AddRmsNormRows(hidden, delta, rows, final_norm_.weight(), final_norm_.eps(), last, context_);
+  Observe(kNoLayer, TensorKind::kFinalNorm, last);
+  head_.Forward(last, logits, context_);
+  Observe(kNoLayer, TensorKind::kLogits, logits);
 }
 
 }  // namespace

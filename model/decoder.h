@@ -9,6 +9,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/forward_batch.h"
 #include "model/model_config.h"
+#include "model/tensor_observer.h"
 #include "parallel/communicator.h"
 #include "runtime/core/thread_pool.h"
 
@@ -41,6 +42,17 @@ class Decoder {
   // Attention geometry of a layer on this rank, and the pool's shape for block_size P.
   virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
   virtual int64_t weight_bytes() const = 0;
+
+  // Shows `observer` the tensors of every Forward from now on; null, the default: nobody looks.
+  void set_observer(TensorObserver* observer) { observer_ = observer; }
+
+ protected:
+  void Observe(int64_t layer, TensorKind kind, const MatrixView& local) const {
+    if (observer_ != nullptr) observer_->Observe(layer, kind, local);
+  }
+
+ private:
+  TensorObserver* observer_ = nullptr;
 };
 
 }  // namespace lockstep

@@ -44,7 +44,7 @@ class ModelRunner {
                                                              const RunnerOptions& options,
                                                              Communicator& communicator);
 
-  const Decoder& decoder() const { return *decoder_; }
+  Decoder& decoder() const { return *decoder_; }
   const KvPool& pool() const { return *pool_; }
 
   // COLLECTIVE. One step; the logits of all its tokens, whole rows, on every rank.
