@@ -1,6 +1,7 @@
 #include "cache/kv_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "runtime/core/status.h"
@@ -78,6 +79,18 @@ void KvPool::Poison(int64_t block) {
     const KvCacheView view = Layer(layer);
     FillNan(view.dtype, view.keys, view.Offset(block, 0, 0), count);
     FillNan(view.dtype, view.values, view.Offset(block, 0, 0), count);
+  }
+}
+
+void KvPool::Copy(int64_t source, int64_t target) {
+  LOCKSTEP_CHECK(source >= 0 && source < num_blocks_ && target >= 0 && target < num_blocks_);
+  const int64_t bytes = shape_.BytesPerBlock() / (2 * shape_.num_layers);
+  for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
+    const KvCacheView view = Layer(layer);
+    for (void* half : {view.keys, view.values}) {
+      char* base = static_cast<char*>(half);
+      std::memcpy(base + target * bytes, base + source * bytes, static_cast<size_t>(bytes));
+    }
   }
 }
 

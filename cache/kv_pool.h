@@ -31,6 +31,8 @@ class KvPool {
   KvCacheView Layer(int64_t layer) const;
   // Fills a block of every layer with NaN, so that a read of a freed page shows.
   void Poison(int64_t block);
+  // Copies keys and values of a block, in every layer.
+  void Copy(int64_t source, int64_t target);
 
  private:
   KvPoolShape shape_;

@@ -12,6 +12,7 @@ packages=(
   libabsl-dev nlohmann-json3-dev        # base library, JSON
   libspdlog-dev libfmt-dev              # messages
   libpcre2-dev libutf8proc-dev          # tokenizers: regular expressions, Unicode normal forms
+  libxxhash-dev                         # keys of cached prefixes
 )
 for option in "$@"; do
   case $option in

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cache/block_table.h"
+#include "runtime/core/hash.h"
 
 namespace lockstep {
 
@@ -17,8 +18,9 @@ absl::Status OutOfStep(const StepPlanView& plan, const absl::FormatSpec<Args...>
 
 }  // namespace
 
-BatchState::BatchState(const PlanLimits& limits)
+BatchState::BatchState(const PlanLimits& limits, Range vocab)
     : limits_(limits),
+      vocab_(vocab),
       slots_(static_cast<size_t>(limits.max_num_seqs)),
       block_tables_(static_cast<size_t>(limits.max_num_seqs * limits.max_blocks_per_request())) {}
 
@@ -29,27 +31,22 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
   last_step_ = plan.step;
   LOCKSTEP_RETURN_IF_ERROR(ApplyChanges(plan));
   LOCKSTEP_RETURN_IF_ERROR(ApplyBlockRuns(plan));
+  token_ids_.assign(plan.token_ids.begin(), plan.token_ids.end());
   rope_lengths_.resize(plan.token_ids.size());
   first_logits_rows_.clear();
   sample_rows_.clear();
-  int32_t logits_row = 0;
+  sample_slots_.clear();
+  logprob_rows_.clear();
+  next_target_ = 0;
+  next_logits_row_ = 0;
   for (int64_t b = 0; b < plan.num_requests(); ++b) {
     LOCKSTEP_RETURN_IF_ERROR(ApplyRequest(plan, b));
-    first_logits_rows_.push_back(logits_row);
-    const PlanNewRequest& request = slots_[plan.request_slots[b]].request;
-    if (plan.outputs[b] == StepOutput::kSample) {
-      sample_rows_.push_back({.logits_row = logits_row++,
-                              .position = plan.seq_lens[b],
-                              .seed = request.seed,
-                              .temperature = request.temperature,
-                              .top_p = request.top_p,
-                              .top_k = request.top_k});
-    } else if (plan.outputs[b] == StepOutput::kScore) {
-      logits_row += plan.query_start_loc[b + 1] - plan.query_start_loc[b];
-    }
+    LOCKSTEP_RETURN_IF_ERROR(ApplyTokens(plan, b));
+    AddOutputs(plan, b);
   }
   PackBlockTables(plan);
-  forward_batch_.token_ids = plan.token_ids;
+  FoldPlan(plan);
+  forward_batch_.token_ids = token_ids_;
   forward_batch_.positions = plan.positions;
   forward_batch_.rope_lengths = rope_lengths_;
   forward_batch_.logits_rows = plan.logits_rows;
@@ -64,12 +61,38 @@ absl::Status BatchState::ApplyChanges(const StepPlanView& plan) {
     if (!slots_[slot].in_use) return OutOfStep(plan, "slot %d is freed but was free", slot);
     slots_[slot] = {};
   }
+  next_history_ = 0;
+  next_bias_ = 0;
+  next_banned_ = 0;
   for (const PlanNewRequest& request : plan.new_requests) {
     Slot& slot = slots_[request.slot];
     if (slot.in_use) return OutOfStep(plan, "slot %d is taken twice", request.slot);
-    slot = {.in_use = true, .num_tokens = 0, .num_blocks = 0, .request = request};
+    Fill(slot, request, plan);
   }
   return absl::OkStatus();
+}
+
+void BatchState::Fill(Slot& slot, const PlanNewRequest& request, const StepPlanView& plan) {
+  slot.in_use = true;
+  slot.num_tokens = request.num_computed;
+  slot.request = request;
+  const std::span<const int32_t> history =
+      plan.history.subspan(next_history_, static_cast<size_t>(request.num_history));
+  const LogitAdjustments adjustments{
+      .repetition_penalty = request.repetition_penalty,
+      .frequency_penalty = request.frequency_penalty,
+      .presence_penalty = request.presence_penalty,
+      .bias = plan.logit_bias.subspan(next_bias_, static_cast<size_t>(request.num_bias)),
+      .banned_ids = plan.banned_ids.subspan(next_banned_, static_cast<size_t>(request.num_banned)),
+      .banned_below = request.banned_below};
+  next_history_ += history.size();
+  next_bias_ += adjustments.bias.size();
+  next_banned_ += adjustments.banned_ids.size();
+  if (request.repetition_penalty != 1 || request.frequency_penalty != 0 ||
+      request.presence_penalty != 0 || !adjustments.bias.empty() ||
+      !adjustments.banned_ids.empty()) {
+    slot.adjuster.emplace(vocab_, adjustments, history, request.prompt_length);
+  }
 }
 
 absl::Status BatchState::ApplyBlockRuns(const StepPlanView& plan) {
@@ -116,6 +139,78 @@ absl::Status BatchState::ApplyRequest(const StepPlanView& plan, int64_t b) {
   }
   slot.num_tokens = seq_len;
   return absl::OkStatus();
+}
+
+// Puts the last sampled token where the plan could not name it yet.
+absl::Status BatchState::ApplyTokens(const StepPlanView& plan, int64_t b) {
+  const int32_t end = plan.query_start_loc[b + 1];
+  for (int32_t row = plan.query_start_loc[b]; row < end; ++row) {
+    if (token_ids_[row] != kLastSampledToken) continue;
+    const int32_t token = slots_[plan.request_slots[b]].last_sampled;
+    if (token == kLastSampledToken || row != end - 1) {
+      return OutOfStep(plan, "row %d goes on from the last token of slot %d, which has none", row,
+                       plan.request_slots[b]);
+    }
+    token_ids_[row] = token;
+  }
+  return absl::OkStatus();
+}
+
+void BatchState::AddOutputs(const StepPlanView& plan, int64_t b) {
+  const Slot& slot = slots_[plan.request_slots[b]];
+  const PlanNewRequest& request = slot.request;
+  const StepOutput output = plan.outputs[b];
+  const int32_t count = plan.query_start_loc[b + 1] - plan.query_start_loc[b];
+  const int32_t num_logits_rows = WantsAllLogits(output) ? count : Samples(output) ? 1 : 0;
+  first_logits_rows_.push_back(next_logits_row_);
+  if (WantsPromptLogprobs(output)) {
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t target = plan.logprob_targets[next_target_++];
+      if (target < 0) continue;
+      logprob_rows_.push_back({.logits_row = next_logits_row_ + i,
+                               .token = target,
+                               .num_top = std::max(0, request.num_prompt_logprobs)});
+    }
+  }
+  next_logits_row_ += num_logits_rows;
+  if (!Samples(output)) return;
+  sample_slots_.push_back(plan.request_slots[b]);
+  sample_rows_.push_back({.logits_row = next_logits_row_ - 1,
+                          .position = plan.seq_lens[b],
+                          .seed = request.seed,
+                          .temperature = request.temperature,
+                          .top_p = request.top_p,
+                          .min_p = request.min_p,
+                          .top_k = request.top_k,
+                          .adjuster = slot.adjuster.has_value() ? &*slot.adjuster : nullptr,
+                          .num_logprobs = request.num_logprobs});
+}
+
+void BatchState::Accept(std::span<const int32_t> tokens) {
+  LOCKSTEP_CHECK(tokens.size() == sample_slots_.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    Slot& slot = slots_[sample_slots_[i]];
+    // A failed request's next row, planned before that was known, computes something that nobody
+    // will look at.
+    slot.last_sampled = std::max(tokens[i], 0);
+    if (slot.adjuster.has_value()) slot.adjuster->Add(slot.last_sampled);
+  }
+  digest_ = HashBytes(tokens.data(), tokens.size_bytes(), digest_);
+}
+
+void BatchState::FoldPlan(const StepPlanView& plan) {
+  const auto fold = [this](const auto& items) {
+    digest_ = HashBytes(items.data(), items.size() * sizeof(items[0]), digest_);
+  };
+  digest_ = HashBytes(&plan.step, sizeof(plan.step), digest_);
+  fold(plan.freed_slots);
+  fold(plan.new_requests);
+  fold(plan.block_runs);
+  fold(plan.blocks);
+  fold(plan.block_copies);
+  fold(std::span<const int32_t>(token_ids_));
+  fold(plan.request_slots);
+  fold(plan.seq_lens);
 }
 
 void BatchState::PackBlockTables(const StepPlanView& plan) {

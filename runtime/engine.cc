@@ -31,6 +31,16 @@ absl::Status CheckOptions(const EngineOptions& options) {
       CheckOption("max_num_batched_tokens", options.max_num_batched_tokens, 1));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("num_threads", options.num_threads, 1));
+  LOCKSTEP_RETURN_IF_ERROR(
+      CheckOption("num_gpu_blocks_override", options.num_gpu_blocks_override, 0));
+  if (options.steps_in_flight < 1 || options.steps_in_flight > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("steps_in_flight is %d: it must be 1 or 2", options.steps_in_flight));
+  }
+  if (!(options.heartbeat_seconds > 0) || !(options.heartbeat_seconds <= 3600)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "heartbeat_seconds is %g: it must be above 0 and at most 3600", options.heartbeat_seconds));
+  }
   if (options.kv_cache_memory_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("kv_cache_memory_bytes is %d: it must be at least 0 (0: automatic)",
@@ -90,6 +100,28 @@ void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wan
   }
 }
 
+EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& options) {
+  const ModelConfig& config = source.config;
+  EngineLoopOptions loop;
+  loop.scheduler.enable_prefix_caching = options.enable_prefix_caching;
+  loop.scheduler.poison_freed_blocks = options.poison_freed_blocks;
+  std::vector<int32_t>& ends = loop.scheduler.end_token_ids;
+  ends = config.eos_token_ids;
+  ends.insert(ends.end(), source.generation.eos_token_ids.begin(),
+              source.generation.eos_token_ids.end());
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  // An id that the model cannot give ends nothing.
+  std::erase_if(ends, [&](int32_t id) { return id < 0 || id >= config.vocab_size; });
+  if (config.rope.type == RopeType::kDynamic) {
+    loop.scheduler.max_shared_tokens = config.rope.original_max_position_embeddings;
+  }
+  loop.steps_in_flight = options.steps_in_flight;
+  loop.heartbeat_seconds = options.heartbeat_seconds;
+  loop.step_log = options.step_log;
+  return loop;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source,
@@ -133,9 +165,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
                           .max_logits_rows = 0};
   std::vector<Range> vocab_ranges;
   for (const RankPartition& rank : partition) vocab_ranges.push_back(rank.vocab);
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      std::unique_ptr<EngineLoop> engine,
-      EngineLoop::Create(limits, vocab_ranges, std::move(parts), communicator));
+  LOCKSTEP_ASSIGN_OR_RETURN(std::unique_ptr<EngineLoop> engine,
+                            EngineLoop::Create(limits, LoopOptions(source, options), vocab_ranges,
+                                               std::move(parts), communicator));
   engine->set_load_seconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return std::unique_ptr<Engine>(std::move(engine));

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/communicator.h"
 #include "runtime/request.h"
+#include "runtime/scheduler_stats.h"
 
 namespace lockstep {
 
@@ -17,25 +19,41 @@ struct EngineOptions {
   DType dtype = DType::kF32;
   int64_t max_model_len =
       0;  // 0: the model's max_position_embeddings, or what the KV memory holds if that is less
-  int64_t max_num_seqs = 256;
-  int64_t max_num_batched_tokens = 2048;
+  int64_t max_num_seqs = 256;             // choices that run at once
+  int64_t max_num_batched_tokens = 2048;  // of a step
   int64_t block_size = 16;
-  int64_t kv_cache_memory_bytes = 0;  // a rank; 0: enough for one sequence of max_model_len, within
-                                      // a quarter of the host's free memory
-  int num_threads = 1;                // compute threads of this rank
-  std::string attention_backend;      // "" : the first that fits
+  int64_t kv_cache_memory_bytes = 0;    // a host, shared by its ranks; 0: see kv_budget.h
+  int64_t num_gpu_blocks_override = 0;  // 0: what the memory holds; else this many KV blocks
+  bool enable_prefix_caching = true;
+  int num_threads = 1;            // compute threads of this rank
+  std::string attention_backend;  // "" : the first that fits
+
+  // Steps that are planned and sent before the result of the first of them is known: 1, or 2 where
+  // the device computes while the host plans.
+  int steps_in_flight = 1;
+  // An idle engine tells the other ranks so often that it is alive.
+  double heartbeat_seconds = 1;
+
+  // Debugging aids.
+  bool poison_freed_blocks = false;  // fills freed KV blocks with NaN, on every rank
+  std::string step_log;              // path: rank 0 writes a JSON line a step (step_log.h)
 };
 
+// Since the start.
 struct EngineStats {
   double load_seconds = 0;
-  int64_t prompt_tokens = 0;  // computed in prefill
+  int64_t prompt_tokens = 0;  // computed in prefill, again after a preemption
   int64_t generated_tokens = 0;
   double prefill_seconds = 0;  // steps that hold prompt tokens
   double decode_seconds = 0;   // steps of decode tokens alone
   int64_t decode_tokens = 0;   // tokens produced by those
   int64_t steps = 0;
+  SchedulerStats scheduler;  // rank 0
 };
 
+// Thread rule: one thread a rank makes the engine, runs it and destroys it, and it alone uses the
+// Communicator. Submit, Cancel, RequestStop and stats may be called from any thread of rank 0, also
+// from callbacks.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -51,17 +69,26 @@ class Engine {
 
   // Rank 0. InvalidArgument, before any work, for an empty prompt, an id outside the vocabulary,
   // bad sampling parameters, or a prompt that leaves no room for one token in max_model_len (both
-  // numbers in the message).
+  // numbers in the message). Events arrive through the request's callbacks, on the thread that
+  // runs the engine.
   virtual absl::StatusOr<RequestId> Submit(Request request) = 0;
-  // Rank 0. Steps until every submitted request has ended. Events arrive through Request::on_event.
+  // Rank 0. Ends what is left of the request, before the next step: its choices get one final event
+  // (kCancelled). Does nothing for a request that has ended or never was.
+  virtual void Cancel(RequestId id) = 0;
+
+  // Rank 0. Steps until every submitted request has ended.
   virtual absl::Status RunUntilIdle() = 0;
+  // Rank 0. Steps, or sleeps while there is nothing to do, until RequestStop; what has not ended
+  // then is cancelled.
+  virtual absl::Status Run() = 0;
+  virtual void RequestStop() = 0;
   // Rank 0. Tells the other ranks to leave Follow. Idempotent.
   virtual absl::Status Stop() = 0;
 
   // Ranks other than 0: executes plans until Stop.
   virtual absl::Status Follow() = 0;
 
-  virtual const EngineStats& stats() const = 0;
+  virtual EngineStats stats() const = 0;
 };
 
 }  // namespace lockstep

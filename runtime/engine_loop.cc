@@ -6,27 +6,36 @@
 
 namespace lockstep {
 
+namespace {
+using Clock = std::chrono::steady_clock;
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
-    PlanLimits limits, const std::vector<Range>& vocab_ranges, EngineParts parts,
-    Communicator& communicator) {
-  const int64_t max_score_rows = MaxScoreRows(limits.vocab_size);
-  limits.max_logits_rows =
-      std::min(limits.max_num_batched_tokens, limits.max_num_seqs + max_score_rows);
-  std::unique_ptr<EngineLoop> engine(new EngineLoop(limits, std::move(parts), communicator));
-  absl::StatusOr<std::unique_ptr<StepRunner>> runner = nullptr;
-  const absl::Status made = CatchExhaustion("preparing the steps", [&] {
-    runner = StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
-                                communicator, *engine->parts_.threads);
-    return runner.status();
+    PlanLimits limits, EngineLoopOptions options, const std::vector<Range>& vocab_ranges,
+    EngineParts parts, Communicator& communicator) {
+  options.scheduler.max_score_rows = MaxScoreRows(limits.vocab_size);
+  limits.max_logits_rows = std::min(limits.max_num_batched_tokens,
+                                    limits.max_num_seqs + options.scheduler.max_score_rows);
+  std::unique_ptr<EngineLoop> engine(
+      new EngineLoop(limits, std::move(options), std::move(parts), communicator));
+  const bool leads = communicator.rank() == 0;
+  const absl::Status made = CatchExhaustion("preparing the steps", [&]() -> absl::Status {
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        engine->runner_,
+        StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
+                           communicator, *engine->parts_.threads));
+    if (!leads) return absl::OkStatus();
+    engine->scheduler_ = std::make_unique<Scheduler>(limits, engine->options_.scheduler);
+    if (engine->options_.step_log.empty()) return absl::OkStatus();
+    LOCKSTEP_ASSIGN_OR_RETURN(engine->step_log_, StepLog::Create(engine->options_.step_log));
+    return absl::OkStatus();
   });
   const absl::Status agreed = Agree(communicator, made);
   if (!agreed.ok()) {
     engine->failure_ = agreed;  // no rank follows: there is nobody to stop
     return agreed;
   }
-  engine->runner_ = *std::move(runner);
-  if (communicator.rank() == 0) {
-    engine->scheduler_ = std::make_unique<Scheduler>(limits, max_score_rows);
+  if (leads) {
     engine->sink_ = [scheduler = engine->scheduler_.get()](int64_t b, int64_t first_position,
                                                            int64_t rows, const float* logits) {
       scheduler->DeliverPromptLogits(b, first_position, rows, logits);
@@ -35,52 +44,166 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
   return engine;
 }
 
-EngineLoop::EngineLoop(const PlanLimits& limits, EngineParts parts, Communicator& communicator)
-    : limits_(limits), parts_(std::move(parts)), communicator_(communicator) {}
+EngineLoop::EngineLoop(const PlanLimits& limits, EngineLoopOptions options, EngineParts parts,
+                       Communicator& communicator)
+    : limits_(limits),
+      options_(std::move(options)),
+      parts_(std::move(parts)),
+      communicator_(communicator),
+      results_(static_cast<size_t>(options_.steps_in_flight)) {}
 
 EngineLoop::~EngineLoop() {
   if (communicator_.rank() == 0) Stop().IgnoreError();
 }
 
 absl::Status EngineLoop::CheckRank(bool wants_rank_0) const {
-  if ((communicator_.rank() == 0) == wants_rank_0) return failure_;
+  if ((communicator_.rank() == 0) == wants_rank_0) {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
   return absl::FailedPreconditionError(
       absl::StrFormat("called on rank %d: rank 0 submits, runs and stops, the others follow",
                       communicator_.rank()));
 }
 
-absl::StatusOr<RequestId> EngineLoop::Submit(Request request) {
+absl::Status EngineLoop::CheckOpen() const {
   LOCKSTEP_RETURN_IF_ERROR(CheckRank(/*wants_rank_0=*/true));
+  const std::lock_guard lock(mutex_);
   if (stopped_) return absl::FailedPreconditionError("the engine was stopped");
-  return scheduler_->Submit(std::move(request));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RequestId> EngineLoop::Submit(Request request) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
+  LOCKSTEP_RETURN_IF_ERROR(scheduler_->Check(request));
+  const std::lock_guard lock(mutex_);
+  if (stop_requested_) return absl::FailedPreconditionError("the engine is being stopped");
+  inbox_.push_back({next_id_, std::move(request)});
+  wake_.notify_one();
+  return next_id_++;
+}
+
+void EngineLoop::Cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  inbox_.push_back({id, std::nullopt});
+  wake_.notify_one();
+}
+
+void EngineLoop::RequestStop() {
+  const std::lock_guard lock(mutex_);
+  stop_requested_ = true;
+  wake_.notify_one();
+}
+
+void EngineLoop::ReadInbox() {
+  {
+    const std::lock_guard lock(mutex_);
+    reading_.swap(inbox_);
+  }
+  for (Message& message : reading_) {
+    if (message.request.has_value()) {
+      scheduler_->Submit(message.id, *std::move(message.request));
+    } else {
+      scheduler_->Cancel(message.id);
+    }
+  }
+  reading_.clear();
 }
 
 absl::Status EngineLoop::RunUntilIdle() {
-  LOCKSTEP_RETURN_IF_ERROR(CheckRank(/*wants_rank_0=*/true));
-  if (stopped_) return absl::FailedPreconditionError("the engine was stopped");
-  while (!scheduler_->idle()) {
-    failure_ = Step();
-    LOCKSTEP_RETURN_IF_ERROR(failure_);
+  LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
+  while (true) {
+    ReadInbox();
+    if (!scheduler_->idle()) {
+      LOCKSTEP_RETURN_IF_ERROR(Step());
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    stats_.scheduler = scheduler_->stats();
+    if (inbox_.empty()) return absl::OkStatus();
   }
-  return absl::OkStatus();
+}
+
+absl::Status EngineLoop::Run() {
+  LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
+  while (true) {
+    ReadInbox();
+    bool stopping;
+    {
+      const std::lock_guard lock(mutex_);
+      stopping = stop_requested_;
+    }
+    if (stopping) scheduler_->CancelAll();
+    if (!scheduler_->idle()) {
+      LOCKSTEP_RETURN_IF_ERROR(Step());
+    } else if (stopping) {
+      return absl::OkStatus();
+    } else {
+      LOCKSTEP_RETURN_IF_ERROR(WaitForWork());
+    }
+  }
+}
+
+// Sleeps until somebody wants something, or the other ranks are to hear from us.
+absl::Status EngineLoop::WaitForWork() {
+  {
+    std::unique_lock lock(mutex_);
+    stats_.scheduler = scheduler_->stats();
+    const auto wanted = [this] { return !inbox_.empty() || stop_requested_; };
+    const std::chrono::duration<double> patience(options_.heartbeat_seconds);
+    if (wake_.wait_for(lock, patience, wanted)) return absl::OkStatus();
+  }
+  return Fail(SendKind(StepKind::kHeartbeat));
+}
+
+absl::Status EngineLoop::SendKind(StepKind kind) {
+  plan_.Clear();
+  plan_.kind = kind;
+  return BroadcastPlan(communicator_, plan_, buffer_);
+}
+
+absl::Status EngineLoop::Fail(absl::Status status) {
+  if (!status.ok()) {
+    const std::lock_guard lock(mutex_);
+    failure_ = status;
+  }
+  return status;
 }
 
 absl::Status EngineLoop::Step() {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
-  LOCKSTEP_CHECK(scheduler_->Schedule(plan_));
-  LOCKSTEP_RETURN_IF_ERROR(BroadcastPlan(communicator_, plan_, buffer_));
-  LOCKSTEP_RETURN_IF_ERROR(runner_->Execute(View(plan_), sink_));
-  CountStep(std::chrono::duration<double>(Clock::now() - start).count());
-  scheduler_->Update(runner_->sampled());
+  bool launched = true;
+  while (launched && scheduler_->num_in_flight() < options_.steps_in_flight) {
+    LOCKSTEP_RETURN_IF_ERROR(Fail(LaunchStep(&launched)));
+  }
+  if (scheduler_->num_in_flight() == 0) return absl::OkStatus();
+  scheduler_->Update(results_[num_landed_++ % results_.size()]);
+#ifndef NDEBUG
+  LOCKSTEP_RETURN_IF_ERROR(Fail(scheduler_->CheckInvariants()));
+#endif
   return absl::OkStatus();
 }
 
-void EngineLoop::CountStep(double seconds) {
+// Plans, broadcasts and executes one step; `launched` becomes false when there is none.
+absl::Status EngineLoop::LaunchStep(bool* launched) {
+  const Clock::time_point start = Clock::now();
+  *launched = scheduler_->Schedule(plan_);
+  if (!*launched) return absl::OkStatus();
+  StepResult& result = results_[num_launched_++ % results_.size()];
+  LOCKSTEP_RETURN_IF_ERROR(BroadcastPlan(communicator_, plan_, buffer_));
+  LOCKSTEP_RETURN_IF_ERROR(runner_->Execute(View(plan_), sink_, result));
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  CountStep(result, seconds);
+  if (step_log_ == nullptr) return absl::OkStatus();
+  return step_log_->Write(plan_.step, seconds, scheduler_->PlannedRows(), scheduler_->stats());
+}
+
+void EngineLoop::CountStep(const StepResult& result, double seconds) {
   const int64_t prompt_tokens = scheduler_->planned_prompt_tokens();
-  const auto sampled = runner_->sampled();
-  const int64_t generated = static_cast<int64_t>(sampled.size()) -
-                            std::count(sampled.begin(), sampled.end(), kFailedToken);
+  const std::vector<int32_t>& sampled = result.sampled.tokens;
+  const int64_t generated =
+      std::ssize(sampled) - std::count(sampled.begin(), sampled.end(), kFailedToken);
+  const std::lock_guard lock(mutex_);
+  stats_.scheduler = scheduler_->stats();
   ++stats_.steps;
   stats_.prompt_tokens += prompt_tokens;
   stats_.generated_tokens += generated;
@@ -92,26 +215,35 @@ void EngineLoop::CountStep(double seconds) {
   }
 }
 
+EngineStats EngineLoop::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void EngineLoop::set_load_seconds(double seconds) {
+  const std::lock_guard lock(mutex_);
+  stats_.load_seconds = seconds;
+}
+
 absl::Status EngineLoop::Stop() {
   LOCKSTEP_RETURN_IF_ERROR(CheckRank(/*wants_rank_0=*/true));
-  if (stopped_) return absl::OkStatus();
-  stopped_ = true;
-  plan_.Clear();
-  plan_.kind = StepKind::kStop;
-  failure_ = BroadcastPlan(communicator_, plan_, buffer_);
-  return failure_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return absl::OkStatus();
+    stopped_ = true;
+  }
+  return Fail(SendKind(StepKind::kStop));
 }
 
 absl::Status EngineLoop::Follow() {
   LOCKSTEP_RETURN_IF_ERROR(CheckRank(/*wants_rank_0=*/false));
   while (true) {
     auto plan = ReceivePlan(communicator_, limits_, buffer_);
-    failure_ = plan.status();
-    LOCKSTEP_RETURN_IF_ERROR(failure_);
+    LOCKSTEP_RETURN_IF_ERROR(Fail(plan.status()));
     if (plan->kind == StepKind::kStop) return absl::OkStatus();
     if (plan->kind == StepKind::kHeartbeat) continue;
-    failure_ = runner_->Execute(*plan, sink_);
-    LOCKSTEP_RETURN_IF_ERROR(failure_);
+    LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Execute(*plan, sink_, results_[0])));
+    const std::lock_guard lock(mutex_);
     ++stats_.steps;
   }
 }

@@ -2,7 +2,11 @@
 // the parts; tests bring their own decoder.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cache/kv_pool.h"
@@ -10,6 +14,7 @@
 #include "runtime/core/thread_pool.h"
 #include "runtime/engine.h"
 #include "runtime/scheduler.h"
+#include "runtime/step_log.h"
 #include "runtime/step_plan.h"
 #include "runtime/step_runner.h"
 
@@ -23,11 +28,20 @@ struct EngineParts {
   KvPool pool;
 };
 
+// Of EngineOptions and the model, what the loop needs.
+struct EngineLoopOptions {
+  SchedulerOptions scheduler;  // max_score_rows is set by the loop
+  int steps_in_flight = 1;
+  double heartbeat_seconds = 1;
+  std::string step_log;
+};
+
 class EngineLoop : public Engine {
  public:
-  // COLLECTIVE; the same limits (but max_logits_rows, which is set here) and vocab_ranges on all
-  // ranks. On failure all ranks get the same status.
+  // COLLECTIVE; the same limits (but max_logits_rows, which is set here), options and vocab_ranges
+  // on all ranks. On failure all ranks get the same status.
   static absl::StatusOr<std::unique_ptr<EngineLoop>> Create(PlanLimits limits,
+                                                            EngineLoopOptions options,
                                                             const std::vector<Range>& vocab_ranges,
                                                             EngineParts parts,
                                                             Communicator& communicator);
@@ -36,32 +50,64 @@ class EngineLoop : public Engine {
 
   int64_t max_model_len() const override { return limits_.max_model_len; }
   absl::StatusOr<RequestId> Submit(Request request) override;
+  void Cancel(RequestId id) override;
   absl::Status RunUntilIdle() override;
+  absl::Status Run() override;
+  void RequestStop() override;
   absl::Status Stop() override;
   absl::Status Follow() override;
-  const EngineStats& stats() const override { return stats_; }
-  void set_load_seconds(double seconds) { stats_.load_seconds = seconds; }
+  EngineStats stats() const override;
+  void set_load_seconds(double seconds);
+
+  // Rank 0; not while the engine runs.
+  const Scheduler& scheduler() const { return *scheduler_; }
 
  private:
-  EngineLoop(const PlanLimits& limits, EngineParts parts, Communicator& communicator);
+  // What other threads ask for, in order: a new request, or the end of one.
+  struct Message {
+    RequestId id = 0;
+    std::optional<Request> request;  // none: cancel
+  };
 
-  // Rank 0. Plans, broadcasts and executes one step.
-  absl::Status Step();
+  EngineLoop(const PlanLimits& limits, EngineLoopOptions options, EngineParts parts,
+             Communicator& communicator);
+
   absl::Status CheckRank(bool wants_rank_0) const;
-  void CountStep(double seconds);
+  absl::Status CheckOpen() const;
+  void ReadInbox();
+  // Rank 0. Keeps steps_in_flight steps planned, and lands the oldest.
+  absl::Status Step();
+  absl::Status LaunchStep(bool* launched);
+  absl::Status WaitForWork();
+  absl::Status SendKind(StepKind kind);
+  absl::Status Fail(absl::Status status);
+  void CountStep(const StepResult& result, double seconds);
 
   const PlanLimits limits_;
+  const EngineLoopOptions options_;
   EngineParts parts_;
   Communicator& communicator_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Scheduler> scheduler_;  // rank 0
+  std::unique_ptr<StepLog> step_log_;     // rank 0, when asked for
   PromptLogitsSink sink_;                 // rank 0
   StepPlan plan_;                         // rank 0
   PlanBuffer buffer_;
+  std::vector<StepResult> results_;  // [steps_in_flight]; step s has place s % steps_in_flight
+  uint64_t num_launched_ = 0;
+  uint64_t num_landed_ = 0;
+
+  // Between the engine's thread and the others.
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Message> inbox_;
+  std::vector<Message> reading_;  // the engine's thread
+  RequestId next_id_ = 1;
+  bool stop_requested_ = false;
+  bool stopped_ = false;
   // The first error of a step or a broadcast. Other ranks may be inside a collective then, so
   // nothing is sent after it: the job has to be aborted.
   absl::Status failure_;
-  bool stopped_ = false;
   EngineStats stats_;
 };
 

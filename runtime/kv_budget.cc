@@ -9,6 +9,9 @@ namespace lockstep {
 
 namespace {
 
+// Memory of a host that the KV cache takes unless told otherwise.
+constexpr int64_t kUsualKvBytes = int64_t{4} << 30;
+
 int64_t ModelPositions(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
   const double positions = static_cast<double>(config.max_position_embeddings);
@@ -44,9 +47,14 @@ absl::StatusOr<int64_t> WantedModelLen(const EngineOptions& options, const Model
 
 int64_t LocalNumBlocks(const EngineOptions& options, int64_t wanted_model_len,
                        int64_t bytes_per_block, int64_t free_host_bytes, int ranks_on_host) {
-  if (options.kv_cache_memory_bytes > 0) return options.kv_cache_memory_bytes / bytes_per_block;
-  return std::min(BlocksForTokens(wanted_model_len, options.block_size),
-                  free_host_bytes / 4 / ranks_on_host / bytes_per_block);
+  if (options.num_gpu_blocks_override > 0) return options.num_gpu_blocks_override;
+  if (options.kv_cache_memory_bytes > 0) {
+    return options.kv_cache_memory_bytes / ranks_on_host / bytes_per_block;
+  }
+  const int64_t one_sequence = BlocksForTokens(wanted_model_len, options.block_size);
+  const int64_t usual = kUsualKvBytes / ranks_on_host / bytes_per_block;
+  return std::min({std::max(one_sequence, usual), one_sequence * options.max_num_seqs,
+                   free_host_bytes / 4 / ranks_on_host / bytes_per_block});
 }
 
 absl::StatusOr<KvBudget> MakeKvBudget(const EngineOptions& options, int64_t wanted_model_len,
@@ -57,6 +65,8 @@ absl::StatusOr<KvBudget> MakeKvBudget(const EngineOptions& options, int64_t want
   budget.limiting_rank = static_cast<int>(least - blocks_per_rank.begin());
   const int64_t tokens = budget.num_blocks * options.block_size;
   budget.max_model_len = std::min(wanted_model_len, tokens);
+  // Who names a number of blocks means it: the maximum length follows.
+  if (options.num_gpu_blocks_override > 0) return budget;
   const char* remedy = options.kv_cache_memory_bytes > 0
                            ? "raise the KV cache memory"
                            : "free memory, or set the KV cache memory explicitly";

@@ -15,8 +15,10 @@ namespace lockstep {
 // was made for (max_position_embeddings, times the factor of a linear, dynamic or YaRN scaling).
 absl::StatusOr<int64_t> WantedModelLen(const EngineOptions& options, const ModelConfig& config);
 
-// Blocks for one rank: options.kv_cache_memory_bytes, or, where that is 0, enough for one request
-// of `wanted_model_len` within a quarter of the host's free memory, shared by its ranks.
+// Blocks for one rank: options.num_gpu_blocks_override, else options.kv_cache_memory_bytes shared
+// by the host's ranks, else automatic: 4 GiB a host, or one request of `wanted_model_len` if that
+// is more, but no more than max_num_seqs such requests or a quarter of the host's free memory.
+// Memory that is not used yet is address space only.
 int64_t LocalNumBlocks(const EngineOptions& options, int64_t wanted_model_len,
                        int64_t bytes_per_block, int64_t free_host_bytes, int ranks_on_host);
 

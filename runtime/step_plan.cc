@@ -4,6 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+
+#include "runtime/request.h"
 
 namespace lockstep {
 
@@ -12,8 +15,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 constexpr uint32_t kMagic = 0x4e4c504c;  // "LPLN"
-constexpr uint32_t kVersion = 1;
-constexpr int kNumSections = 12;
+constexpr uint32_t kVersion = 2;
+constexpr int kNumSections = 18;
 
 struct PlanHeader {
   uint32_t magic = kMagic;
@@ -24,7 +27,7 @@ struct PlanHeader {
   uint32_t counts[kNumSections] = {};
   uint32_t reserved = 0;
 };
-static_assert(sizeof(PlanHeader) == 80 && sizeof(PlanHeader) <= kPlanFirstPartBytes);
+static_assert(sizeof(PlanHeader) == 104 && sizeof(PlanHeader) <= kPlanFirstPartBytes);
 
 constexpr int64_t PaddedBytes(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -33,26 +36,46 @@ template <typename Plan, typename Visit>
 void VisitSections(Plan& plan, Visit visit) {
   visit(0, "freed_slots", plan.freed_slots);
   visit(1, "new_requests", plan.new_requests);
-  visit(2, "block_runs", plan.block_runs);
-  visit(3, "blocks", plan.blocks);
-  visit(4, "slot_mapping", plan.slot_mapping);
-  visit(5, "token_ids", plan.token_ids);
-  visit(6, "positions", plan.positions);
-  visit(7, "request_slots", plan.request_slots);
-  visit(8, "outputs", plan.outputs);
-  visit(9, "seq_lens", plan.seq_lens);
-  visit(10, "query_start_loc", plan.query_start_loc);
-  visit(11, "logits_rows", plan.logits_rows);
+  visit(2, "history", plan.history);
+  visit(3, "logit_bias", plan.logit_bias);
+  visit(4, "banned_ids", plan.banned_ids);
+  visit(5, "block_runs", plan.block_runs);
+  visit(6, "blocks", plan.blocks);
+  visit(7, "poisoned_blocks", plan.poisoned_blocks);
+  visit(8, "block_copies", plan.block_copies);
+  visit(9, "slot_mapping", plan.slot_mapping);
+  visit(10, "token_ids", plan.token_ids);
+  visit(11, "positions", plan.positions);
+  visit(12, "request_slots", plan.request_slots);
+  visit(13, "outputs", plan.outputs);
+  visit(14, "seq_lens", plan.seq_lens);
+  visit(15, "query_start_loc", plan.query_start_loc);
+  visit(16, "logits_rows", plan.logits_rows);
+  visit(17, "logprob_targets", plan.logprob_targets);
 }
 
 // The most entries each section may hold under the limits.
 void MaxCounts(const PlanLimits& limits, int64_t (&counts)[kNumSections]) {
   const int64_t tokens = limits.max_num_batched_tokens;
   const int64_t requests = limits.max_num_seqs;
-  const int64_t in_order[kNumSections] = {
-      requests, requests, requests,     requests * limits.max_blocks_per_request(),
-      tokens,   tokens,   tokens,       requests,
-      requests, requests, requests + 1, limits.max_logits_rows};
+  const int64_t in_order[kNumSections] = {requests,                                    // freed
+                                          requests,                                    // new
+                                          requests * limits.max_model_len,             // history
+                                          requests * limits.vocab_size,                // bias
+                                          requests * limits.vocab_size,                // banned
+                                          requests,                                    // runs
+                                          requests * limits.max_blocks_per_request(),  // blocks
+                                          limits.num_blocks,                           // poisoned
+                                          requests,                                    // copies
+                                          tokens,
+                                          tokens,
+                                          tokens,
+                                          requests,
+                                          requests,
+                                          requests,
+                                          requests + 1,
+                                          limits.max_logits_rows,
+                                          limits.max_logits_rows};
   std::copy(std::begin(in_order), std::end(in_order), counts);
 }
 
@@ -85,7 +108,7 @@ absl::Status CheckHeader(const PlanHeader& header, const PlanLimits& limits) {
       status =
           BadPlan("%d entries in %s, at most %d are allowed", count, name, max_counts[section]);
     }
-    // At most 2^32 entries of 40 bytes in each of 12 sections: no overflow.
+    // At most 2^32 entries of some 100 bytes in each section: no overflow.
     expected_bytes += PaddedBytes(count * static_cast<int64_t>(sizeof(field[0])));
   });
   LOCKSTEP_RETURN_IF_ERROR(status);
@@ -119,23 +142,88 @@ absl::Status CheckDistinctSlots(const char* name, std::span<const int32_t> slots
   return absl::OkStatus();
 }
 
-absl::Status CheckChanges(const StepPlanView& plan, const PlanLimits& limits) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckDistinctSlots("freed_slots", plan.freed_slots, limits));
-  for (size_t i = 0; i < plan.new_requests.size(); ++i) {
-    const PlanNewRequest& r = plan.new_requests[i];
-    if (!InRange(r.slot, 0, limits.max_num_seqs)) {
-      return BadPlan("new_requests[%d] is in slot %d of %d", i, r.slot, limits.max_num_seqs);
-    }
-    if (!InRange(r.prompt_length, 1, limits.max_model_len + 1)) {
-      return BadPlan("new_requests[%d] has a prompt of %d tokens, the limit is %d", i,
-                     r.prompt_length, limits.max_model_len);
-    }
-    if (!(r.temperature >= 0) || !std::isfinite(r.temperature) || !(r.top_p > 0) ||
-        !(r.top_p <= 1) || r.top_k < 0) {
-      return BadPlan("new_requests[%d] has temperature %g, top_p %g, top_k %d", i, r.temperature,
-                     r.top_p, r.top_k);
+absl::Status CheckNewRequest(const PlanNewRequest& r, const PlanLimits& limits, size_t i) {
+  if (!InRange(r.slot, 0, limits.max_num_seqs)) {
+    return BadPlan("new_requests[%d] is in slot %d of %d", i, r.slot, limits.max_num_seqs);
+  }
+  if (!InRange(r.prompt_length, 1, limits.max_model_len + 1) ||
+      !InRange(r.num_computed, 0, limits.max_model_len) ||
+      !InRange(r.num_history, 0, limits.max_model_len + 1)) {
+    return BadPlan(
+        "new_requests[%d] has a prompt of %d tokens, %d computed, %d told; the limit is %d", i,
+        r.prompt_length, r.num_computed, r.num_history, limits.max_model_len);
+  }
+  if (!(r.temperature >= 0) || !std::isfinite(r.temperature) || !(r.top_p > 0) || !(r.top_p <= 1) ||
+      !(r.min_p >= 0) || !(r.min_p <= 1) || r.top_k < 0) {
+    return BadPlan("new_requests[%d] has temperature %g, top_p %g, min_p %g, top_k %d", i,
+                   r.temperature, r.top_p, r.min_p, r.top_k);
+  }
+  if (!(r.repetition_penalty > 0) || !std::isfinite(r.repetition_penalty) ||
+      !std::isfinite(r.frequency_penalty) || !std::isfinite(r.presence_penalty)) {
+    return BadPlan("new_requests[%d] has penalties %g, %g, %g", i, r.repetition_penalty,
+                   r.frequency_penalty, r.presence_penalty);
+  }
+  if (!InRange(r.num_logprobs, -1, kMaxLogprobs + 1) ||
+      !InRange(r.num_prompt_logprobs, -1, kMaxLogprobs + 1) || r.num_bias < 0 || r.num_banned < 0 ||
+      r.banned_below < 0) {
+    return BadPlan(
+        "new_requests[%d] wants %d and %d logprobs, has %d biases, %d ids banned below %d", i,
+        r.num_logprobs, r.num_prompt_logprobs, r.num_bias, r.num_banned, r.banned_below);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokens(const char* name, std::span<const int32_t> ids, int32_t lowest,
+                         const PlanLimits& limits) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (!InRange(ids[i], lowest, limits.vocab_size)) {
+      return BadPlan("%s[%d] is %d, the vocabulary has %d", name, i, ids[i], limits.vocab_size);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBlocks(const char* name, std::span<const int32_t> blocks,
+                         const PlanLimits& limits) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!InRange(blocks[i], 0, limits.num_blocks)) {
+      return BadPlan("%s[%d] is %d of %d", name, i, blocks[i], limits.num_blocks);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNewRequests(const StepPlanView& plan, const PlanLimits& limits) {
+  int64_t num_history = 0;
+  int64_t num_bias = 0;
+  int64_t num_banned = 0;
+  for (size_t i = 0; i < plan.new_requests.size(); ++i) {
+    const PlanNewRequest& request = plan.new_requests[i];
+    LOCKSTEP_RETURN_IF_ERROR(CheckNewRequest(request, limits, i));
+    num_history += request.num_history;
+    num_bias += request.num_bias;
+    num_banned += request.num_banned;
+  }
+  if (num_history != std::ssize(plan.history) || num_bias != std::ssize(plan.logit_bias) ||
+      num_banned != std::ssize(plan.banned_ids)) {
+    return BadPlan(
+        "new_requests name %d, %d, %d entries of history, logit_bias, banned_ids; there are %d, "
+        "%d, %d",
+        num_history, num_bias, num_banned, plan.history.size(), plan.logit_bias.size(),
+        plan.banned_ids.size());
+  }
+  for (size_t i = 0; i < plan.logit_bias.size(); ++i) {
+    const LogitBias& bias = plan.logit_bias[i];
+    if (!InRange(bias.id, 0, limits.vocab_size) || !std::isfinite(bias.bias)) {
+      return BadPlan("logit_bias[%d] adds %g to id %d of %d", i, bias.bias, bias.id,
+                     limits.vocab_size);
+    }
+  }
+  LOCKSTEP_RETURN_IF_ERROR(CheckTokens("history", plan.history, 0, limits));
+  return CheckTokens("banned_ids", plan.banned_ids, 0, limits);
+}
+
+absl::Status CheckBlockChanges(const StepPlanView& plan, const PlanLimits& limits) {
   int64_t num_blocks = 0;
   for (size_t i = 0; i < plan.block_runs.size(); ++i) {
     const PlanBlockRun& run = plan.block_runs[i];
@@ -146,21 +234,37 @@ absl::Status CheckChanges(const StepPlanView& plan, const PlanLimits& limits) {
     }
     num_blocks += run.count;
   }
-  if (num_blocks != static_cast<int64_t>(plan.blocks.size())) {
+  if (num_blocks != std::ssize(plan.blocks)) {
     return BadPlan("block_runs name %d blocks, there are %d", num_blocks, plan.blocks.size());
   }
-  for (size_t i = 0; i < plan.blocks.size(); ++i) {
-    if (!InRange(plan.blocks[i], 0, limits.num_blocks)) {
-      return BadPlan("blocks[%d] is %d of %d", i, plan.blocks[i], limits.num_blocks);
+  for (size_t i = 0; i < plan.block_copies.size(); ++i) {
+    const PlanBlockCopy& copy = plan.block_copies[i];
+    if (!InRange(copy.source, 0, limits.num_blocks) ||
+        !InRange(copy.target, 0, limits.num_blocks) || copy.source == copy.target) {
+      return BadPlan("block_copies[%d] is from %d to %d of %d", i, copy.source, copy.target,
+                     limits.num_blocks);
     }
   }
-  return absl::OkStatus();
+  LOCKSTEP_RETURN_IF_ERROR(CheckBlocks("blocks", plan.blocks, limits));
+  return CheckBlocks("poisoned_blocks", plan.poisoned_blocks, limits);
 }
 
-// Rows of one request: its positions end at seq_len - 1, and `next_logits_row` advances over the
-// rows its output asks for.
+absl::Status CheckChanges(const StepPlanView& plan, const PlanLimits& limits) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckDistinctSlots("freed_slots", plan.freed_slots, limits));
+  LOCKSTEP_RETURN_IF_ERROR(CheckNewRequests(plan, limits));
+  return CheckBlockChanges(plan, limits);
+}
+
+// Where a walk over the requests stands in the sections that hold a varying number of entries each.
+struct PlanCursor {
+  size_t logits_row = 0;
+  size_t logprob_target = 0;
+};
+
+// Rows of one request: its positions end at seq_len - 1, and the cursor advances over what its
+// output asks for.
 absl::Status CheckRequest(const StepPlanView& plan, const PlanLimits& limits, int64_t b,
-                          size_t& next_logits_row) {
+                          PlanCursor& cursor) {
   const int64_t begin = plan.query_start_loc[b];
   const int64_t end = plan.query_start_loc[b + 1];
   const int64_t seq_len = plan.seq_lens[b];
@@ -178,17 +282,18 @@ absl::Status CheckRequest(const StepPlanView& plan, const PlanLimits& limits, in
     }
   }
   const StepOutput output = plan.outputs[b];
-  if (output != StepOutput::kNone && output != StepOutput::kSample &&
-      output != StepOutput::kScore) {
+  if (output < StepOutput::kNone || output > StepOutput::kPromptLogprobsAndSample) {
     return BadPlan("outputs[%d] is %d", b, static_cast<int32_t>(output));
   }
   if (output == StepOutput::kNone) return absl::OkStatus();
-  for (int64_t row = output == StepOutput::kScore ? begin : end - 1; row < end; ++row) {
-    if (next_logits_row >= plan.logits_rows.size() || plan.logits_rows[next_logits_row] != row) {
+  for (int64_t row = WantsAllLogits(output) ? begin : end - 1; row < end; ++row) {
+    if (cursor.logits_row >= plan.logits_rows.size() ||
+        plan.logits_rows[cursor.logits_row] != row) {
       return BadPlan("logits_rows lacks row %d of request %d", row, b);
     }
-    ++next_logits_row;
+    ++cursor.logits_row;
   }
+  if (WantsPromptLogprobs(output)) cursor.logprob_target += static_cast<size_t>(end - begin);
   return absl::OkStatus();
 }
 
@@ -204,11 +309,9 @@ absl::Status CheckBatch(const StepPlanView& plan, const PlanLimits& limits) {
   }
   LOCKSTEP_RETURN_IF_ERROR(CheckDistinctSlots("request_slots", plan.request_slots, limits));
   const int64_t num_slots = limits.num_blocks * limits.block_size;
+  LOCKSTEP_RETURN_IF_ERROR(CheckTokens("token_ids", plan.token_ids, kLastSampledToken, limits));
+  LOCKSTEP_RETURN_IF_ERROR(CheckTokens("logprob_targets", plan.logprob_targets, -1, limits));
   for (size_t t = 0; t < num_tokens; ++t) {
-    if (!InRange(plan.token_ids[t], 0, limits.vocab_size)) {
-      return BadPlan("token_ids[%d] is %d, the vocabulary has %d", t, plan.token_ids[t],
-                     limits.vocab_size);
-    }
     if (!InRange(plan.slot_mapping[t], 0, num_slots)) {
       return BadPlan("slot_mapping[%d] is %d of %d", t, plan.slot_mapping[t], num_slots);
     }
@@ -218,13 +321,15 @@ absl::Status CheckBatch(const StepPlanView& plan, const PlanLimits& limits) {
     return BadPlan("query_start_loc runs from %d to %d, there are %d tokens",
                    plan.query_start_loc.front(), plan.query_start_loc.back(), num_tokens);
   }
-  size_t next_logits_row = 0;
+  PlanCursor cursor;
   for (size_t b = 0; b < num_requests; ++b) {
-    LOCKSTEP_RETURN_IF_ERROR(CheckRequest(plan, limits, static_cast<int64_t>(b), next_logits_row));
+    LOCKSTEP_RETURN_IF_ERROR(CheckRequest(plan, limits, static_cast<int64_t>(b), cursor));
   }
-  if (next_logits_row != plan.logits_rows.size()) {
-    return BadPlan("%d logits_rows, the requests ask for %d", plan.logits_rows.size(),
-                   next_logits_row);
+  if (cursor.logits_row != plan.logits_rows.size() ||
+      cursor.logprob_target != plan.logprob_targets.size()) {
+    return BadPlan("%d logits_rows and %d logprob_targets, the requests ask for %d and %d",
+                   plan.logits_rows.size(), plan.logprob_targets.size(), cursor.logits_row,
+                   cursor.logprob_target);
   }
   return absl::OkStatus();
 }
@@ -322,8 +427,13 @@ StepPlanView View(const StepPlan& plan) {
   view.kind = plan.kind;
   view.freed_slots = plan.freed_slots;
   view.new_requests = plan.new_requests;
+  view.history = plan.history;
+  view.logit_bias = plan.logit_bias;
+  view.banned_ids = plan.banned_ids;
   view.block_runs = plan.block_runs;
   view.blocks = plan.blocks;
+  view.poisoned_blocks = plan.poisoned_blocks;
+  view.block_copies = plan.block_copies;
   view.slot_mapping = plan.slot_mapping;
   view.token_ids = plan.token_ids;
   view.positions = plan.positions;
@@ -332,6 +442,7 @@ StepPlanView View(const StepPlan& plan) {
   view.seq_lens = plan.seq_lens;
   view.query_start_loc = plan.query_start_loc;
   view.logits_rows = plan.logits_rows;
+  view.logprob_targets = plan.logprob_targets;
   return view;
 }
 

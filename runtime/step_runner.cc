@@ -20,7 +20,7 @@ int64_t MaxScoreRows(int64_t vocab_size) { return RowsWithin(kMaxScoreBytes, voc
 
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
-    const KvPool& pool, Communicator& communicator, ThreadPool& threads) {
+    KvPool& pool, Communicator& communicator, ThreadPool& threads) {
   std::unique_ptr<StepRunner> runner(
       new StepRunner(limits, vocab_ranges, decoder, pool, communicator, threads));
   const int64_t local_vocab = vocab_ranges[static_cast<size_t>(communicator.rank())].size();
@@ -37,24 +37,54 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
 }
 
 StepRunner::StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges,
-                       Decoder& decoder, const KvPool& pool, Communicator& communicator,
+                       Decoder& decoder, KvPool& pool, Communicator& communicator,
                        ThreadPool& threads)
     : limits_(limits),
       vocab_ranges_(vocab_ranges),
       decoder_(decoder),
       pool_(pool),
       communicator_(communicator),
-      state_(limits),
-      sampler_(vocab_ranges, communicator, threads) {}
+      state_(limits, vocab_ranges[static_cast<size_t>(communicator.rank())]),
+      sampler_(vocab_ranges, communicator, threads),
+      logprobs_(vocab_ranges, communicator, threads) {}
 
-absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSink& sink) {
+absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSink& sink,
+                                 StepResult& result) {
   LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
+  ChangePool(plan);
   MatrixView logits = logits_;
   logits.rows = static_cast<int64_t>(plan.logits_rows.size());
   LOCKSTEP_RETURN_IF_ERROR(decoder_.Forward(state_.forward_batch(), pool_, logits));
-  sampled_.resize(state_.sample_rows().size());
-  LOCKSTEP_RETURN_IF_ERROR(sampler_.Sample(logits, state_.sample_rows(), sampled_));
-  return GatherScores(plan, sink);
+  // Before sampling, which may change rows in place.
+  LOCKSTEP_RETURN_IF_ERROR(GatherScores(plan, sink));
+  const std::span<const LogprobRow> logprob_rows = state_.logprob_rows();
+  result.prompt_logprobs.resize(logprob_rows.size());
+  if (!logprob_rows.empty()) {
+    LOCKSTEP_RETURN_IF_ERROR(logprobs_.Compute(logits, logprob_rows, result.prompt_logprobs));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(
+      sampler_.Sample(logits, state_.sample_rows(), state_.digest(), result.sampled));
+  state_.Accept(result.sampled.tokens);
+  return CompareDigests(plan, result.sampled.digests);
+}
+
+// A freed block may be the target of a copy in the same plan, so NaN goes first.
+void StepRunner::ChangePool(const StepPlanView& plan) {
+  for (const int32_t block : plan.poisoned_blocks) pool_.Poison(block);
+  for (const PlanBlockCopy& copy : plan.block_copies) pool_.Copy(copy.source, copy.target);
+}
+
+// All ranks see the same digests, so all of them return the same status.
+absl::Status StepRunner::CompareDigests(const StepPlanView& plan,
+                                        std::span<const uint64_t> digests) const {
+  for (size_t rank = 1; rank < digests.size(); ++rank) {
+    if (digests[rank] == digests[0]) continue;
+    return absl::InternalError(absl::StrFormat(
+        "step %d: rank %d has parted from rank 0 (digest of what was applied and sampled so far: "
+        "%016x, rank 0 has %016x)",
+        plan.step, rank, digests[rank], digests[0]));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StepRunner::GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink) {

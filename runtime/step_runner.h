@@ -26,41 +26,47 @@ int64_t MaxScoreRows(int64_t vocab_size);
 using PromptLogitsSink =
     std::function<void(int64_t b, int64_t first_position, int64_t rows, const float* logits)>;
 
+// What a step gave, the same on all ranks.
+struct StepResult {
+  SampleOutput sampled;  // of the requests that sample, in the plan's order
+  std::vector<PositionLogprobs> prompt_logprobs;  // of the rows with a logprob target, in order
+};
+
 class StepRunner {
  public:
   // The references must outlive the runner. ResourceExhausted when the logits buffer
   // (float32 [limits.max_logits_rows, V_local]) cannot be had.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Create(const PlanLimits& limits,
                                                             const std::vector<Range>& vocab_ranges,
-                                                            Decoder& decoder, const KvPool& pool,
+                                                            Decoder& decoder, KvPool& pool,
                                                             Communicator& communicator,
                                                             ThreadPool& threads);
 
   // COLLECTIVE, with the same decoded kRun plan on all ranks: applies the plan, runs the forward
-  // pass, samples, and gathers the logits of scored prompts. An error leaves the job unusable.
-  // `sink` is called on rank 0 alone.
-  absl::Status Execute(const StepPlanView& plan, const PromptLogitsSink& sink);
-
-  // Tokens of the last step's kSample requests, in the plan's order, the same on all ranks.
-  std::span<const int32_t> sampled() const { return sampled_; }
+  // pass, samples, and gathers the logits of scored prompts. An error leaves the job unusable;
+  // Internal, naming rank and step, when the ranks' digests differ. `sink` is called on rank 0
+  // alone. `result` keeps its memory from step to step.
+  absl::Status Execute(const StepPlanView& plan, const PromptLogitsSink& sink, StepResult& result);
 
  private:
   StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
-             const KvPool& pool, Communicator& communicator, ThreadPool& threads);
+             KvPool& pool, Communicator& communicator, ThreadPool& threads);
 
+  void ChangePool(const StepPlanView& plan);
+  absl::Status CompareDigests(const StepPlanView& plan, std::span<const uint64_t> digests) const;
   absl::Status GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink);
   absl::Status GatherPiece(int64_t first_logits_row, int64_t rows);
 
   const PlanLimits limits_;
   const std::vector<Range> vocab_ranges_;
   Decoder& decoder_;
-  const KvPool& pool_;
+  KvPool& pool_;
   Communicator& communicator_;
   BatchState state_;
   Sampler sampler_;
+  LogprobComputer logprobs_;
   Buffer logits_storage_;
   MatrixView logits_;  // float32 [max_logits_rows, V_local]
-  std::vector<int32_t> sampled_;
 
   // Of scored prompts, on first use: one piece in rank order as received, and in rows.
   std::vector<int64_t> bytes_per_rank_;
