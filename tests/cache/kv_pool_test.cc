@@ -64,6 +64,23 @@ TEST_P(KvPoolDTypeTest, PoisonFillsOneBlockOfEveryLayerWithNan) {
   }
 }
 
+TEST_P(KvPoolDTypeTest, CopyCopiesOneBlockOfEveryLayer) {
+  auto pool = KvPool::Create(Shape(GetParam()), 5);
+  ASSERT_TRUE(pool.ok());
+  std::memset(pool->Layer(0).keys, 0, pool->shape().BytesPerBlock() * 5);
+  pool->Poison(3);
+  pool->Copy(3, 1);
+  pool->Copy(0, 3);
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    const KvCacheView view = pool->Layer(layer);
+    for (int64_t i = 0; i < 5 * 2 * 4 * 8; ++i) {
+      const bool poisoned = i / (2 * 4 * 8) == 1;
+      ASSERT_EQ(std::isnan(At(view, view.keys, i)), poisoned) << layer << " " << i;
+      ASSERT_EQ(std::isnan(At(view, view.values, i)), poisoned) << layer << " " << i;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, KvPoolDTypeTest,
                          testing::Values(DType::kF32, DType::kF16, DType::kBF16));
 

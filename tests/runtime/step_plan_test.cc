@@ -21,25 +21,46 @@ PlanLimits TestLimits() {
           .max_logits_rows = 64};
 }
 
-// Two requests: a prefill of 6 tokens in slot 3 (blocks 3, 1), sampled, and 2 tokens at positions
-// 4 and 5 of slot 0, scored.
+// Three requests: a prefill of 6 tokens in slot 3 (blocks 3, 1), sampled, 2 tokens at positions 4
+// and 5 of slot 0, scored, and 3 tokens in slot 5, whose first 2 are known, with prompt logprobs.
 StepPlan TestPlan() {
   StepPlan plan;
   plan.step = 7;
   plan.freed_slots = {3, 5};
-  plan.new_requests = {
-      {.seed = 99, .temperature = 0.5, .top_p = 0.9, .top_k = 40, .slot = 3, .prompt_length = 6}};
+  plan.new_requests = {{.seed = 99,
+                        .temperature = 0.5,
+                        .top_p = 0.9,
+                        .top_k = 40,
+                        .slot = 3,
+                        .prompt_length = 6,
+                        .num_bias = 1},
+                       {.repetition_penalty = 1.5,
+                        .slot = 5,
+                        .prompt_length = 5,
+                        .num_computed = 2,
+                        .banned_below = 9,
+                        .num_logprobs = 2,
+                        .num_prompt_logprobs = 3,
+                        .num_history = 5,
+                        .num_banned = 2}};
+  plan.history = {20, 21, 22, 23, 24};
+  plan.logit_bias = {{.bias = 1.5, .id = 96}};
+  plan.banned_ids = {0, 96};
   plan.block_runs = {{.slot = 3, .first_index = 0, .count = 2},
-                     {.slot = 0, .first_index = 1, .count = 1}};
-  plan.blocks = {3, 1, 17};
-  plan.token_ids = {5, 6, 7, 8, 9, 10, 1, 96};
-  plan.positions = {0, 1, 2, 3, 4, 5, 4, 5};
-  plan.slot_mapping = {12, 13, 14, 15, 4, 5, 68, 69};
-  plan.request_slots = {3, 0};
-  plan.outputs = {StepOutput::kSample, StepOutput::kScore};
-  plan.seq_lens = {6, 6};
-  plan.query_start_loc = {0, 6, 8};
-  plan.logits_rows = {5, 6, 7};
+                     {.slot = 0, .first_index = 1, .count = 1},
+                     {.slot = 5, .first_index = 0, .count = 2}};
+  plan.blocks = {3, 1, 17, 30, 31};
+  plan.poisoned_blocks = {1, 599};
+  plan.block_copies = {{.source = 17, .target = 30}};
+  plan.token_ids = {5, 6, 7, 8, 9, 10, 1, 96, 22, 23, 24};
+  plan.positions = {0, 1, 2, 3, 4, 5, 4, 5, 2, 3, 4};
+  plan.slot_mapping = {12, 13, 14, 15, 4, 5, 68, 69, 122, 123, 124};
+  plan.request_slots = {3, 0, 5};
+  plan.outputs = {StepOutput::kSample, StepOutput::kScore, StepOutput::kPromptLogprobsAndSample};
+  plan.seq_lens = {6, 6, 5};
+  plan.query_start_loc = {0, 6, 8, 11};
+  plan.logits_rows = {5, 6, 7, 8, 9, 10};
+  plan.logprob_targets = {23, 24, -1};
   return plan;
 }
 
@@ -62,8 +83,13 @@ void ExpectSamePlan(const StepPlan& plan, const StepPlanView& view) {
   EXPECT_EQ(plan.kind, view.kind);
   ExpectSame(plan.freed_slots, view.freed_slots, "freed_slots");
   ExpectSame(plan.new_requests, view.new_requests, "new_requests");
+  ExpectSame(plan.history, view.history, "history");
+  ExpectSame(plan.logit_bias, view.logit_bias, "logit_bias");
+  ExpectSame(plan.banned_ids, view.banned_ids, "banned_ids");
   ExpectSame(plan.block_runs, view.block_runs, "block_runs");
   ExpectSame(plan.blocks, view.blocks, "blocks");
+  ExpectSame(plan.poisoned_blocks, view.poisoned_blocks, "poisoned_blocks");
+  ExpectSame(plan.block_copies, view.block_copies, "block_copies");
   ExpectSame(plan.slot_mapping, view.slot_mapping, "slot_mapping");
   ExpectSame(plan.token_ids, view.token_ids, "token_ids");
   ExpectSame(plan.positions, view.positions, "positions");
@@ -72,6 +98,7 @@ void ExpectSamePlan(const StepPlan& plan, const StepPlanView& view) {
   ExpectSame(plan.seq_lens, view.seq_lens, "seq_lens");
   ExpectSame(plan.query_start_loc, view.query_start_loc, "query_start_loc");
   ExpectSame(plan.logits_rows, view.logits_rows, "logits_rows");
+  ExpectSame(plan.logprob_targets, view.logprob_targets, "logprob_targets");
 }
 
 TEST(StepPlanTest, RoundTrip) {
@@ -99,14 +126,14 @@ struct BadCase {
 TEST(StepPlanTest, ContradictionsAreRefusedByName) {
   const BadCase cases[] = {
       {"token_ids[7]", [](StepPlan& p) { p.token_ids[7] = 97; }},
-      {"token_ids[0]", [](StepPlan& p) { p.token_ids[0] = -1; }},
+      {"token_ids[0]", [](StepPlan& p) { p.token_ids[0] = -2; }},
       {"positions[2]", [](StepPlan& p) { p.positions[2] = 3; }},
       {"slot_mapping[1]", [](StepPlan& p) { p.slot_mapping[1] = 2400; }},
       {"slot_mapping[1]", [](StepPlan& p) { p.slot_mapping[1] = -1; }},
       {"request_slots[1]", [](StepPlan& p) { p.request_slots[1] = 8; }},
       {"names slot 3 twice", [](StepPlan& p) { p.request_slots[1] = 3; }},
       {"names slot 5 twice", [](StepPlan& p) { p.freed_slots[0] = 5; }},
-      {"outputs[0]", [](StepPlan& p) { p.outputs[0] = static_cast<StepOutput>(3); }},
+      {"outputs[0]", [](StepPlan& p) { p.outputs[0] = static_cast<StepOutput>(5); }},
       {"seq_len", [](StepPlan& p) { p.seq_lens[0] = 1001; }},
       {"seq_len", [](StepPlan& p) { p.seq_lens[0] = 5; }},
       {"query_start_loc", [](StepPlan& p) { p.query_start_loc[0] = 1; }},
@@ -118,6 +145,17 @@ TEST(StepPlanTest, ContradictionsAreRefusedByName) {
       {"logits_rows", [](StepPlan& p) { p.logits_rows.assign(65, 0); }},
       {"counts", [](StepPlan& p) { p.positions.pop_back(); }},
       {"counts", [](StepPlan& p) { p.query_start_loc.pop_back(); }},
+      {"history[1]", [](StepPlan& p) { p.history[1] = 97; }},
+      {"history", [](StepPlan& p) { p.history.pop_back(); }},
+      {"logit_bias[0]", [](StepPlan& p) { p.logit_bias[0].id = -1; }},
+      {"logit_bias[0]", [](StepPlan& p) { p.logit_bias[0].bias = 1.0 / 0.0; }},
+      {"banned_ids[1]", [](StepPlan& p) { p.banned_ids[1] = 97; }},
+      {"banned_ids", [](StepPlan& p) { p.banned_ids.push_back(1); }},
+      {"poisoned_blocks[0]", [](StepPlan& p) { p.poisoned_blocks[0] = -1; }},
+      {"block_copies[0]", [](StepPlan& p) { p.block_copies[0].target = 600; }},
+      {"block_copies[0]", [](StepPlan& p) { p.block_copies[0].target = 17; }},
+      {"logprob_targets[2]", [](StepPlan& p) { p.logprob_targets[2] = 97; }},
+      {"logprob_targets", [](StepPlan& p) { p.logprob_targets.pop_back(); }},
       {"blocks[2]", [](StepPlan& p) { p.blocks[2] = 600; }},
       {"block_runs name", [](StepPlan& p) { p.blocks.pop_back(); }},
       {"block_runs[1]", [](StepPlan& p) { p.block_runs[1].first_index = 250; }},
@@ -125,6 +163,12 @@ TEST(StepPlanTest, ContradictionsAreRefusedByName) {
       {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].top_p = 0; }},
       {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].temperature = 0.0 / 0.0; }},
       {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].slot = -1; }},
+      {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].min_p = 1.5; }},
+      {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].repetition_penalty = 0; }},
+      {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].presence_penalty = 0.0 / 0.0; }},
+      {"new_requests[1]", [](StepPlan& p) { p.new_requests[1].num_computed = 1000; }},
+      {"new_requests[1]", [](StepPlan& p) { p.new_requests[1].num_history = -1; }},
+      {"new_requests[1]", [](StepPlan& p) { p.new_requests[1].num_logprobs = 129; }},
       {"new_requests[0]", [](StepPlan& p) { p.new_requests[0].prompt_length = 0; }},
       {"entries in token_ids", [](StepPlan& p) { p.token_ids.assign(513, 1); }},
       {"stop or heartbeat", [](StepPlan& p) { p.kind = StepKind::kStop; }},
@@ -156,9 +200,24 @@ uint64_t Touch(const StepPlanView& view) {
   const auto add = [&](const auto& field) {
     for (const std::byte b : std::as_bytes(field)) sum += static_cast<uint64_t>(b);
   };
-  add(view.freed_slots), add(view.new_requests), add(view.block_runs), add(view.blocks);
-  add(view.slot_mapping), add(view.token_ids), add(view.positions), add(view.request_slots);
-  add(view.outputs), add(view.seq_lens), add(view.query_start_loc), add(view.logits_rows);
+  add(view.freed_slots);
+  add(view.new_requests);
+  add(view.history);
+  add(view.logit_bias);
+  add(view.banned_ids);
+  add(view.block_runs);
+  add(view.blocks);
+  add(view.poisoned_blocks);
+  add(view.block_copies);
+  add(view.slot_mapping);
+  add(view.token_ids);
+  add(view.positions);
+  add(view.request_slots);
+  add(view.outputs);
+  add(view.seq_lens);
+  add(view.query_start_loc);
+  add(view.logits_rows);
+  add(view.logprob_targets);
   return sum;
 }
 
@@ -172,8 +231,9 @@ bool DecodeAndApply(const std::vector<uint8_t>& bytes) {
   if (!view.ok()) return false;
   Touch(*view);
   if (view->kind == StepKind::kRun) {
-    BatchState state(TestLimits());
-    (void)state.Apply(*view);  // an error or not, but no crash
+    BatchState state(TestLimits(), {0, 97});
+    const absl::Status applied = state.Apply(*view);  // an error or not, but no crash
+    if (applied.ok()) state.Accept(std::vector<int32_t>(state.sample_rows().size(), 1));
   }
   return true;
 }
@@ -286,7 +346,7 @@ TEST(StepPlanTest, TravelsInOneBroadcastOrTwo) {
 }
 
 TEST(BatchStateTest, PlanOutOfOrderIsAnError) {
-  BatchState state(TestLimits());
+  BatchState state(TestLimits(), {0, 97});
   StepPlan plan = TestPlan();
   EXPECT_EQ(state.Apply(View(plan)).code(), absl::StatusCode::kInternal) << "slot 3 was free";
 
@@ -294,6 +354,11 @@ TEST(BatchStateTest, PlanOutOfOrderIsAnError) {
   plan = TestPlan();
   plan.step = 8;
   plan.freed_slots.clear();
+  plan.new_requests.resize(1);
+  plan.history.clear();
+  plan.banned_ids.clear();
+  plan.block_copies.clear();
+  plan.logprob_targets.clear();
   plan.block_runs = {{.slot = 3, .first_index = 0, .count = 2}};
   plan.blocks = {3, 1};
   for (auto* field : {&plan.token_ids, &plan.positions}) field->resize(6);
@@ -313,6 +378,7 @@ TEST(BatchStateTest, PlanOutOfOrderIsAnError) {
   ASSERT_EQ(state.sample_rows().size(), 1u);
   EXPECT_EQ(state.sample_rows()[0].position, 6);
   EXPECT_EQ(state.sample_rows()[0].top_k, 40);
+  EXPECT_NE(state.sample_rows()[0].adjuster, nullptr) << "it has a bias";
 
   EXPECT_FALSE(state.Apply(View(plan)).ok()) << "the same step twice";
   StepPlan next;
@@ -333,8 +399,23 @@ TEST(BatchStateTest, PlanOutOfOrderIsAnError) {
   StepPlan elsewhere = next;  // the write map disagrees with the block table
   elsewhere.slot_mapping = {7};
   EXPECT_FALSE(BatchState(state).Apply(View(elsewhere)).ok());
-  EXPECT_TRUE(state.Apply(View(next)).ok());
+  StepPlan unknown = next;  // nothing has been sampled yet
+  unknown.token_ids = {kLastSampledToken};
+  EXPECT_FALSE(BatchState(state).Apply(View(unknown)).ok());
+
+  // The token that was sampled meanwhile takes the place of the one that the plan cannot name, and
+  // the digest is the same as if it had named it.
+  state.Accept(std::vector<int32_t>{42});
+  BatchState told = state;
+  next.token_ids = {42};
+  EXPECT_TRUE(state.Apply(View(unknown)).ok());
+  EXPECT_TRUE(told.Apply(View(next)).ok());
+  EXPECT_EQ(state.forward_batch().token_ids[0], 42);
   EXPECT_EQ(state.forward_batch().rope_lengths[0], 7);
+  EXPECT_EQ(state.digest(), told.digest());
+  state.Accept(std::vector<int32_t>{1});
+  told.Accept(std::vector<int32_t>{2});
+  EXPECT_NE(state.digest(), told.digest());
 }
 
 }  // namespace
