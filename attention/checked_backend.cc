@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention/reference_backend.h"
+#include "runtime/core/difference.h"
 
 namespace lockstep {
 namespace {
@@ -21,22 +22,6 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 void FillNan(const MatrixView& m) {
   for (int64_t row = 0; row < m.rows; ++row) std::fill_n(m.row<float>(row), m.cols, kNan);
-}
-
-// |value - expected| relative to `scale`. Equal infinities and two NaN are no difference.
-double RelativeDifference(float value, float expected, float scale) {
-  if (value == expected || (std::isnan(value) && std::isnan(expected))) return 0;
-  if (!std::isfinite(value) || !std::isfinite(expected)) return INFINITY;
-  return std::abs(double{value} - double{expected}) / scale;  // scale 0: infinite
-}
-
-// Largest finite magnitude.
-float LargestMagnitude(const float* values, int64_t count) {
-  float largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isfinite(values[i])) largest = std::max(largest, std::abs(values[i]));
-  }
-  return largest;
 }
 
 }  // namespace

@@ -101,6 +101,7 @@ absl::StatusOr<Logits> ModelRunner::Step(const std::vector<Chunk>& chunks) {
   if (num_rows > 0) std::memset(mine.data(), 0xff, mine.size_bytes());  // NaN
   LOCKSTEP_RETURN_IF_ERROR(decoder_->Forward(
       batch, *pool_, {mine.data(), DType::kF32, num_rows, local_vocab, local_vocab}));
+  if (after_forward_) LOCKSTEP_RETURN_IF_ERROR(after_forward_(batch));
   return GatherLogits(mine, num_rows);
 }
 

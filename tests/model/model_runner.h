@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention/attention_backend.h"
@@ -45,7 +46,15 @@ class ModelRunner {
                                                              Communicator& communicator);
 
   Decoder& decoder() const { return *decoder_; }
-  const KvPool& pool() const { return *pool_; }
+  KvPool& pool() const { return *pool_; }
+  const std::vector<RankPartition>& partition() const { return partition_; }
+  ThreadPool& threads() { return threads_; }
+  // Blocks of a request; may be altered between steps.
+  std::vector<int32_t>& table(int request) { return tables_[request]; }
+  // Called in each step after the decoder's forward pass.
+  void set_after_forward(std::function<absl::Status(const ForwardBatch&)> after_forward) {
+    after_forward_ = std::move(after_forward);
+  }
 
   // COLLECTIVE. One step; the logits of all its tokens, whole rows, on every rank.
   absl::StatusOr<Logits> Step(const std::vector<Chunk>& chunks);
@@ -73,6 +82,7 @@ class ModelRunner {
   std::unique_ptr<KvPool> pool_;
   std::vector<int32_t> free_blocks_;
   std::map<int, std::vector<int32_t>> tables_;
+  std::function<absl::Status(const ForwardBatch&)> after_forward_;
 };
 
 int32_t ArgMax(const std::vector<float>& row);

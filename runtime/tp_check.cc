@@ -1,0 +1,468 @@
+#include "runtime/tp_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "model/attention_selection.h"
+#include "parallel/local_communicator.h"
+#include "runtime/core/difference.h"
+#include "runtime/core/log.h"
+
+namespace lockstep {
+
+namespace {
+
+// A tensor as a rank had it: `rows` are those that are kept.
+struct TensorHeader {
+  int64_t layer = kNoLayer;
+  int64_t kind = -1;  // a TensorKind; -1: the rank had no such tensor
+  int64_t rows = 0;
+  int64_t cols = 0;
+
+  bool operator==(const TensorHeader&) const = default;
+};
+
+struct KeptTensor {
+  TensorHeader header;
+  std::vector<float> values;  // [rows, cols]
+};
+
+int64_t NumKept(int64_t rows) { return std::min(rows, kCheckedRows); }
+// The first half of the kept rows are the tensor's first, the other half its last.
+int64_t KeptRow(int64_t i, int64_t rows) {
+  return i < kCheckedRows / 2 || rows <= kCheckedRows ? i : rows - kCheckedRows + i;
+}
+
+// Keeps the tensors of one step, in the order of the forward pass.
+class TensorRecorder : public TensorObserver {
+ public:
+  void Observe(int64_t layer, TensorKind kind, const MatrixView& local) override {
+    if (!status_.ok()) return;
+    status_ = CatchExhaustion("--check-tp: keeping the tensors of a step", [&] {
+      if (count_ == tensors_.size()) tensors_.emplace_back();
+      KeptTensor& kept = tensors_[count_];
+      kept.header = {layer, static_cast<int64_t>(kind), NumKept(local.rows), local.cols};
+      kept.values.resize(static_cast<size_t>(kept.header.rows * local.cols));
+      for (int64_t i = 0; i < kept.header.rows; ++i) {
+        std::copy_n(local.row<const float>(KeptRow(i, local.rows)), local.cols,
+                    kept.values.data() + i * local.cols);
+      }
+      ++count_;
+      return absl::OkStatus();
+    });
+  }
+
+  const absl::Status& status() const { return status_; }
+  // An empty one beyond the last.
+  const KeptTensor& Get(int64_t index) const {
+    static const KeptTensor kNone;
+    return index < static_cast<int64_t>(count_) ? tensors_[static_cast<size_t>(index)] : kNone;
+  }
+  void Clear() { count_ = 0; }  // keeps the memory
+  void Release() {
+    Clear();
+    tensors_ = {};
+  }
+
+ private:
+  absl::Status status_;
+  std::vector<KeptTensor> tensors_;
+  size_t count_ = 0;
+};
+
+// Rank 0 leads: each command says which tensor all ranks exchange next, or that the step is done.
+struct Command {
+  int64_t tensor = -1;        // -1: done
+  int64_t verdict_bytes = 0;  // with done: length of the message that follows; 0: all agree
+};
+
+// COLLECTIVE. Every rank's header to all, then the rows to rank 0, in rank order.
+absl::Status Exchange(Communicator& communicator, const KeptTensor& mine,
+                      std::vector<TensorHeader>& headers, std::vector<float>& received) {
+  headers.resize(static_cast<size_t>(communicator.size()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      communicator.AllGather(&mine.header, sizeof(TensorHeader), headers.data()));
+  std::vector<int64_t> bytes;
+  int64_t total = 0;
+  for (const TensorHeader& header : headers) {
+    total += header.rows * header.cols;
+    bytes.push_back(header.rows * header.cols * static_cast<int64_t>(sizeof(float)));
+  }
+  if (communicator.rank() == 0) received.resize(static_cast<size_t>(total));
+  if (total == 0) return absl::OkStatus();  // a step without logits; on all ranks alike
+  return communicator.GatherV(mine.values.data(), bytes, received.data(), 0);
+}
+
+// Where a rank's tensor is apart from one rank's.
+struct Difference {
+  double relative = 0;
+  int64_t step = 0;
+  int64_t layer = kNoLayer;
+  TensorKind kind = TensorKind::kEmbedding;
+  int rank = 0;
+  int64_t row = 0;     // of the tensor
+  int64_t column = 0;  // of the whole tensor
+  float value = 0;
+  float expected = 0;
+  std::string place;  // the row in words
+};
+
+bool OfLogitsRows(TensorKind kind) {
+  return kind == TensorKind::kFinalNorm || kind == TensorKind::kLogits;
+}
+bool IsSummed(TensorKind kind) {
+  return kind == TensorKind::kEmbedding || kind == TensorKind::kOProj ||
+         kind == TensorKind::kDownProj;
+}
+
+std::string TensorName(int64_t layer, TensorKind kind) {
+  if (layer == kNoLayer) return std::string(Name(kind));
+  return absl::StrFormat("layer %d %s", layer, Name(kind));
+}
+
+std::string DescribeRow(const ForwardBatch& batch, TensorKind kind, int64_t row) {
+  if (OfLogitsRows(kind)) row = batch.logits_rows[static_cast<size_t>(row)];
+  const auto starts = batch.attention.query_start_loc;
+  if (row >= starts.back()) return absl::StrFormat("padding row %d", row);
+  const int64_t request = std::upper_bound(starts.begin(), starts.end(), row) - starts.begin() - 1;
+  return absl::StrFormat("row %d (request %d of the step, position %d)", row, request,
+                         batch.positions[static_cast<size_t>(row)]);
+}
+
+// Rank 0: sees the tensors of the whole model's forward pass and compares each with the ranks'.
+class TensorComparer : public TensorObserver {
+ public:
+  TensorComparer(const ModelConfig& config, const std::vector<RankPartition>& partition,
+                 const RankPartition& whole, DType dtype, Communicator& communicator,
+                 const TensorRecorder& recorder)
+      : config_(config),
+        partition_(partition),
+        whole_(whole),
+        dtype_(dtype),
+        communicator_(communicator),
+        recorder_(recorder) {}
+
+  void Begin(const ForwardBatch& batch, int64_t step) {
+    batch_ = &batch;
+    step_ = step;
+    tensor_ = 0;
+  }
+  void Observe(int64_t layer, TensorKind kind, const MatrixView& whole) override {
+    if (!status_.ok() || !verdict_.empty()) return;
+    status_ = Compare(layer, kind, whole);
+  }
+
+  // A failed collective: nothing may be sent after it.
+  const absl::Status& status() const { return status_; }
+  // What is wrong; empty while all agree.
+  const std::string& verdict() const { return verdict_; }
+  std::string Summary(int64_t steps) const;
+
+ private:
+  absl::Status Compare(int64_t layer, TensorKind kind, const MatrixView& whole);
+  // The largest difference of one rank's rows.
+  Difference CompareRank(int64_t layer, TensorKind kind, const MatrixView& whole, int rank,
+                         const float* rows) const;
+  void Judge(const std::vector<Difference>& ranks);
+  std::string Describe(const Difference& difference) const;
+
+  const ModelConfig& config_;
+  const std::vector<RankPartition>& partition_;
+  const RankPartition& whole_;
+  const DType dtype_;
+  Communicator& communicator_;
+  const TensorRecorder& recorder_;
+
+  const ForwardBatch* batch_ = nullptr;
+  int64_t step_ = 0;
+  int64_t tensor_ = 0;  // index in the forward pass
+  absl::Status status_;
+  std::string verdict_;
+  Difference largest_;
+  int64_t num_tensors_ = 0;  // of all steps
+  bool all_rows_ = true;     // no step had rows that were left out
+  std::vector<TensorHeader> headers_;
+  std::vector<float> received_;
+};
+
+absl::Status TensorComparer::Compare(int64_t layer, TensorKind kind, const MatrixView& whole) {
+  Command command{.tensor = tensor_};
+  LOCKSTEP_RETURN_IF_ERROR(communicator_.Broadcast(&command, sizeof(command), 0));
+  LOCKSTEP_RETURN_IF_ERROR(Exchange(communicator_, recorder_.Get(tensor_), headers_, received_));
+  ++tensor_;
+  ++num_tensors_;
+  all_rows_ = all_rows_ && whole.rows <= kCheckedRows;
+  std::vector<Difference> differences;
+  const float* rows = received_.data();
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    TensorHeader expected{layer, static_cast<int64_t>(kind), NumKept(whole.rows), 0};
+    for (const ColumnRun& run : LocalColumns(kind, config_, partition_[rank])) {
+      expected.cols += run.count;
+    }
+    const TensorHeader& header = headers_[rank];
+    if (header != expected) {
+      verdict_ = absl::StrFormat(
+          "step %d: %s of rank %d is not what the partition says: %d rows of %d columns, not %d of "
+          "%d%s",
+          step_, TensorName(layer, kind), rank, header.rows, header.cols, expected.rows,
+          expected.cols, header.kind == expected.kind ? "" : " (another tensor)");
+      return absl::OkStatus();
+    }
+    differences.push_back(CompareRank(layer, kind, whole, rank, rows));
+    rows += header.rows * header.cols;
+  }
+  Judge(differences);
+  return absl::OkStatus();
+}
+
+// Each part of a row (q, k, v; gate, up) has its own magnitude: a large key may not hide a value.
+Difference TensorComparer::CompareRank(int64_t layer, TensorKind kind, const MatrixView& whole,
+                                       int rank, const float* rows) const {
+  const std::vector<ColumnRun> runs = LocalColumns(kind, config_, partition_[rank]);
+  const std::vector<ColumnRun> parts = LocalColumns(kind, config_, whole_);
+  const int64_t cols = runs.back().local + runs.back().count;
+  Difference worst{.step = step_, .layer = layer, .kind = kind, .rank = rank, .place = ""};
+  for (int64_t i = 0; i < NumKept(whole.rows); ++i) {
+    const int64_t row = KeptRow(i, whole.rows);
+    const float* const expected = whole.row<const float>(row);
+    const float* const values = rows + i * cols;
+    for (size_t part = 0; part < runs.size(); ++part) {
+      const ColumnRun& run = runs[part];
+      const float scale = LargestMagnitude(expected + parts[part].full, parts[part].count);
+      for (int64_t c = 0; c < run.count; ++c) {
+        const float value = values[run.local + c];
+        const double relative = RelativeDifference(value, expected[run.full + c], scale);
+        if (!(relative > worst.relative)) continue;
+        worst.relative = relative;
+        worst.row = row;
+        worst.column = run.full + c;
+        worst.value = value;
+        worst.expected = expected[run.full + c];
+      }
+    }
+  }
+  return worst;
+}
+
+// `ranks`: each rank's largest difference in one tensor.
+void TensorComparer::Judge(const std::vector<Difference>& ranks) {
+  const Difference* worst = &ranks[0];
+  std::vector<int> apart;
+  bool same = true;  // all ranks have the same wrong number
+  for (const Difference& rank : ranks) {
+    if (rank.relative > worst->relative) worst = &rank;
+    if (rank.relative > TpTolerance(dtype_)) apart.push_back(rank.rank);
+    same = same && rank.row == ranks[0].row && rank.column == ranks[0].column &&
+           rank.value == ranks[0].value;
+  }
+  if (worst->relative > largest_.relative) {
+    largest_ = *worst;
+    largest_.place = DescribeRow(*batch_, worst->kind, worst->row);
+  }
+  if (apart.empty()) return;
+  verdict_ =
+      absl::StrFormat("step %d: %s is apart on rank%s %s of %d; tolerance %.3g (%s). Largest: %s",
+                      worst->step, TensorName(worst->layer, worst->kind),
+                      apart.size() == 1 ? "" : "s", absl::StrJoin(apart, ", "),
+                      communicator_.size(), TpTolerance(dtype_), Name(dtype_), Describe(largest_));
+  if (IsSummed(worst->kind) && same) {
+    verdict_ +=
+        ". All ranks hold the same sum, so a rank's part of it is wrong: its weights or bias of "
+        "this product";
+  }
+}
+
+std::string TensorComparer::Describe(const Difference& d) const {
+  return absl::StrFormat(
+      "rank %d, %s, %s: %.9g, one rank has %.9g (apart by %.3g of the row's "
+      "largest magnitude)",
+      d.rank, d.place, DescribeColumn(d.kind, config_, d.column), d.value, d.expected, d.relative);
+}
+
+std::string TensorComparer::Summary(int64_t steps) const {
+  std::string text = absl::StrFormat(
+      "--check-tp: %d step%s, %d tensors of each of %d ranks compared with one rank's%s", steps,
+      steps == 1 ? "" : "s", num_tensors_, communicator_.size(),
+      all_rows_ ? "" : absl::StrFormat(" (at most %d rows of a step)", kCheckedRows));
+  if (!verdict_.empty()) return text + ": they differ";
+  if (largest_.relative == 0) return text + ": no difference";
+  absl::StrAppend(&text, ": all agree within ", absl::StrFormat("%.3g", TpTolerance(dtype_)), " (",
+                  std::string(Name(dtype_)), "); largest difference: step ", largest_.step, ", ",
+                  TensorName(largest_.layer, largest_.kind), ", ", Describe(largest_));
+  return text;
+}
+
+// The model of one rank, on rank 0.
+struct WholeModel {
+  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<AttentionBackend> attention;
+  std::unique_ptr<Decoder> decoder;
+  KvPool pool;
+};
+
+absl::StatusOr<std::unique_ptr<WholeModel>> LoadWhole(const ModelSource& source,
+                                                      const TpCheckOptions& options,
+                                                      const RankPartition& partition,
+                                                      ThreadPool& threads) {
+  const ModelConfig& config = source.config;
+  auto whole = std::make_unique<WholeModel>();
+  whole->communicator = std::move(CreateLocalCommunicators(1)[0]);
+  LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
+                            SelectAttention(config, options.dtype, options.block_size,
+                                            options.attention_backend, threads));
+  whole->attention = std::move(selection.backend);
+  const DecoderOptions decoder_options{.dtype = options.dtype,
+                                       .max_num_batched_tokens = options.max_num_batched_tokens,
+                                       .max_model_len = options.max_model_len};
+  LOCKSTEP_ASSIGN_OR_RETURN(whole->decoder,
+                            Decoder::Load(source, {partition}, decoder_options, *whole->attention,
+                                          *whole->communicator, threads));
+  const KvPoolShape shape{.num_layers = config.num_layers,
+                          .num_kv_heads = config.num_kv_heads,
+                          .head_dim = config.head_dim,
+                          .block_size = options.block_size,
+                          .dtype = options.dtype};
+  LOCKSTEP_ASSIGN_OR_RETURN(whole->pool, KvPool::Create(shape, options.num_blocks));
+  return whole;
+}
+
+}  // namespace
+
+struct TpChecker::Impl {
+  Impl(const ModelConfig& model_config, const TpCheckOptions& check_options,
+       const std::vector<RankPartition>& rank_partition, const RankPartition& whole_part,
+       Communicator& ranks)
+      : config(model_config),
+        options(check_options),
+        partition(rank_partition),
+        whole_partition(whole_part),
+        communicator(ranks),
+        comparer(config, partition, whole_partition, options.dtype, communicator, recorder) {}
+
+  absl::Status Lead(const ForwardBatch& batch);
+  absl::Status Follow();
+  absl::Status RunWhole(const ForwardBatch& batch);
+
+  const ModelConfig config;
+  const TpCheckOptions options;
+  const std::vector<RankPartition> partition;
+  const RankPartition whole_partition;
+  Communicator& communicator;
+  int64_t steps = 0;
+  TensorRecorder recorder;
+  TensorComparer comparer;            // rank 0
+  std::unique_ptr<WholeModel> whole;  // rank 0, until the last step
+};
+
+absl::Status TpChecker::Impl::RunWhole(const ForwardBatch& batch) {
+  const int64_t rows = static_cast<int64_t>(batch.logits_rows.size());
+  const int64_t bytes = rows * config.vocab_size * static_cast<int64_t>(sizeof(float));
+  LOCKSTEP_ASSIGN_OR_RETURN(const Buffer logits,
+                            Buffer::Create(bytes, "--check-tp: logits of one rank"));
+  return whole->decoder->Forward(
+      batch, whole->pool, {logits.data(), DType::kF32, rows, config.vocab_size, config.vocab_size});
+}
+
+// Whatever the forward pass of one rank comes to, the others are told, and all return alike.
+absl::Status TpChecker::Impl::Lead(const ForwardBatch& batch) {
+  comparer.Begin(batch, steps);
+  const absl::Status ran =
+      CatchExhaustion("--check-tp: the step on one rank", [&] { return RunWhole(batch); });
+  LOCKSTEP_RETURN_IF_ERROR(comparer.status());
+  const std::string verdict = ran.ok() ? comparer.verdict() : std::string(ran.message());
+  Command done{.tensor = -1, .verdict_bytes = static_cast<int64_t>(verdict.size())};
+  LOCKSTEP_RETURN_IF_ERROR(communicator.Broadcast(&done, sizeof(done), 0));
+  if (verdict.empty()) return absl::OkStatus();
+  std::string message = verdict;
+  LOCKSTEP_RETURN_IF_ERROR(
+      communicator.Broadcast(message.data(), static_cast<int64_t>(message.size()), 0));
+  return absl::InternalError("--check-tp: " + message);
+}
+
+absl::Status TpChecker::Impl::Follow() {
+  std::vector<TensorHeader> headers;
+  std::vector<float> nothing;
+  while (true) {
+    Command command;
+    LOCKSTEP_RETURN_IF_ERROR(communicator.Broadcast(&command, sizeof(command), 0));
+    if (command.tensor >= 0) {
+      LOCKSTEP_RETURN_IF_ERROR(
+          Exchange(communicator, recorder.Get(command.tensor), headers, nothing));
+      continue;
+    }
+    if (command.verdict_bytes == 0) return absl::OkStatus();
+    std::string message(static_cast<size_t>(command.verdict_bytes), '\0');
+    LOCKSTEP_RETURN_IF_ERROR(communicator.Broadcast(message.data(), command.verdict_bytes, 0));
+    return absl::InternalError("--check-tp: " + message);
+  }
+}
+
+double TpTolerance(DType dtype) { return dtype == DType::kF32 ? 0x1p-12 : 0x1p-4; }
+
+absl::Status CheckTpNeedsRanks(int num_ranks) {
+  if (num_ranks > 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--check-tp needs at least two ranks: it compares them with one");
+}
+
+absl::StatusOr<std::unique_ptr<TpChecker>> TpChecker::Create(
+    const ModelSource& source, const TpCheckOptions& options,
+    const std::vector<RankPartition>& partition, Communicator& communicator, ThreadPool& threads) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(communicator.size()));
+  if (options.num_steps < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--check-tp: %d steps; it must be at least 1", options.num_steps));
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> whole_partition,
+                            PartitionModel(source.config.Dims(), 1));
+  auto impl =
+      std::make_unique<Impl>(source.config, options, partition, whole_partition[0], communicator);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(
+      communicator, CatchExhaustion("--check-tp: the whole model on rank 0", [&]() -> absl::Status {
+        if (communicator.rank() != 0) return absl::OkStatus();
+        auto whole = LoadWhole(source, options, impl->whole_partition, threads);
+        if (!whole.ok()) {
+          return Annotate(whole.status(), "--check-tp: the whole model on rank 0");
+        }
+        impl->whole = *std::move(whole);
+        impl->whole->decoder->set_observer(&impl->comparer);
+        return absl::OkStatus();
+      })));
+  return std::unique_ptr<TpChecker>(new TpChecker(std::move(impl)));
+}
+
+TpChecker::TpChecker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TpChecker::~TpChecker() = default;
+
+bool TpChecker::active() const { return impl_->steps < impl_->options.num_steps; }
+
+TensorObserver* TpChecker::observer() { return active() ? &impl_->recorder : nullptr; }
+
+void TpChecker::ChangePool(std::span<const int32_t> poisoned_blocks,
+                           std::span<const PlanBlockCopy> block_copies) {
+  if (impl_->whole == nullptr) return;
+  for (const int32_t block : poisoned_blocks) impl_->whole->pool.Poison(block);
+  for (const PlanBlockCopy& copy : block_copies) {
+    impl_->whole->pool.Copy(copy.source, copy.target);
+  }
+}
+
+absl::Status TpChecker::Check(const ForwardBatch& batch) {
+  LOCKSTEP_CHECK(active());
+  Communicator& communicator = impl_->communicator;
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, impl_->recorder.status()));
+  ++impl_->steps;
+  LOCKSTEP_RETURN_IF_ERROR(communicator.rank() == 0 ? impl_->Lead(batch) : impl_->Follow());
+  impl_->recorder.Clear();
+  if (!active()) {
+    impl_->whole.reset();
+    impl_->recorder.Release();
+  }
+  return absl::OkStatus();
+}
+
+std::string TpChecker::Summary() const { return impl_->comparer.Summary(impl_->steps); }
+
+}  // namespace lockstep
