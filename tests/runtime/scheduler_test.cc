@@ -240,8 +240,7 @@ MixRequest DrawRequest(std::mt19937& random, const std::vector<std::vector<int32
     mix.expected_rows = length - 1;
   }
   for (int32_t i = 0; i < n; ++i) {
-    mix.expected.push_back(
-        Generate(prompt, std::min(max_tokens, 100 - length), sampling.seed + i));
+    mix.expected.push_back(Generate(prompt, std::min(max_tokens, 100 - length), sampling.seed + i));
   }
   return mix;
 }
@@ -324,7 +323,9 @@ TEST_P(SchedulerMixTest, RandomMixesGiveEachChoiceItsOwnTokensOnce) {
     hits += harness.scheduler().stats().prefix_cache_hit_tokens;
   }
   EXPECT_GT(preemptions, 10) << "the test is blind for preemption";
-  if (param.prefix_caching) EXPECT_GT(hits, 200) << "the test is blind for prefix hits";
+  if (param.prefix_caching) {
+    EXPECT_GT(hits, 200) << "the test is blind for prefix hits";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Mixes, SchedulerMixTest,
