@@ -40,8 +40,36 @@ class LogitAdjuster {
   void Add(int32_t id);
 
   // Changes logits [V_local] of the token at `position`, in this order: bias, ban (-infinity),
-  // repetition, frequency, presence penalty. A NaN stays a NaN.
-  void Apply(int64_t position, float* logits) const;
+  // repetition, frequency, presence penalty. A NaN stays a NaN and +infinity stays +infinity, so
+  // that a faulty row is seen after it as well. `raw` gets what stood there before, for RawLogit.
+  void Apply(int64_t position, float* logits, std::vector<float>* raw = nullptr) const;
+
+  // The logit of `id` before the Apply that gave `raw`; `logits` is what Apply left. No Add
+  // between.
+  float RawLogit(int32_t id, const float* logits, std::span<const float> raw) const;
+
+ private:
+  struct Entry {
+    double bias = 0;
+    int32_t index = 0;      // within the rank's columns
+    int32_t generated = 0;  // occurrences
+    bool banned = false;
+    bool in_prompt = false;
+  };
+
+  float Adjusted(const Entry& entry, bool ban, float logit) const;
+  // The slot in table_ of a column: that of its entry, or a free one.
+  size_t FindSlot(int32_t index) const;
+  Entry& FindOrInsert(int32_t index);
+  void Rehash(size_t num_slots);
+
+  Range vocab_;
+  double repetition_penalty_;
+  double frequency_penalty_;
+  double presence_penalty_;
+  int64_t banned_below_;
+  std::vector<Entry> entries_;  // one a column, in order of their appearance
+  std::vector<int32_t> table_;  // open addressing: index into entries_, or kFree; 2^n slots
 };
 
 }  // namespace lockstep

@@ -1,8 +1,6 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
-#include <bit>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,316 +10,343 @@ namespace lockstep {
 
 namespace {
 
-constexpr int32_t kNoId = -1;
-constexpr int32_t kBadLogits = -2;
+constexpr int32_t kBadLogits = -2;  // the id of a rank's Candidate when the row holds NaN or +inf
 
-// Rounds of ExchangeCandidates for rows with top_p alone: nearly always the first one is enough.
-constexpr int64_t kCandidateRounds[] = {1024, 16384, std::numeric_limits<int64_t>::max()};
-// Bound on the memory of one exchange, unless a single row needs more.
-constexpr int64_t kMaxExchangeBytes = 64 << 20;
+// Rows with at most this top_k send so many candidates at once: less than a histogram.
+constexpr int64_t kMaxCandidates = 160;
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-// generators", 2014).
-constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
-constexpr uint64_t Mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-
-// The 64 random bits of id i are element i of the SplitMix64 stream that starts at RowKey.
-uint64_t RowKey(uint64_t seed, int64_t position) {
-  return Mix(Mix(seed + kGoldenGamma) ^ (static_cast<uint64_t>(position) * kGoldenGamma));
-}
-uint64_t RandomBits(uint64_t row_key, int64_t id) {
-  return Mix(row_key + (static_cast<uint64_t>(id) + 1) * kGoldenGamma);
-}
-
-// -log(-log(u)) for u = 1 - e, e uniform in (0, 1): the large values, which win, come from small e
-// and keep full precision.
-double GumbelFromBits(uint64_t bits) {
-  const double e = (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
-  return -std::log(-std::log1p(-e));
-}
-
-// At least GumbelFromBits: it is below -log(e), and e >= 2^-(leading zeros + 1).
-double GumbelBound(uint64_t bits) {
-  constexpr double kLn2 = 0.69314718055994530942;
-  return (std::countl_zero(bits | 0x400) + 1) * kLn2 + 1e-9;
-}
-
-// Softmax mass in units of 2^-40 of the largest logit's: integers sum to the same total in any
-// order, so top_p cuts alike at every N. Fits 64 bits for V < 2^23.
-uint64_t Weight(float logit, float max_logit, double temperature) {
-  const double x = (static_cast<double>(logit) - max_logit) / temperature;
-  if (x < -28) return 0;  // below one unit
-  return static_cast<uint64_t>(std::exp(x) * 0x1p40);
-}
-
-// The largest of logits[0, count), or NaN when there is a NaN or +infinity. Lanes, and one thing a
-// loop, so that the compiler uses vector instructions.
-float MaxLogit(const float* logits, int64_t count) {
-  constexpr int kLanes = 16;
-  float max[kLanes];
-  int32_t bad[kLanes] = {};
-  std::fill_n(max, kLanes, -std::numeric_limits<float>::infinity());
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const float* x = logits + i;
-    for (int lane = 0; lane < kLanes; ++lane) max[lane] = x[lane] > max[lane] ? x[lane] : max[lane];
-    for (int lane = 0; lane < kLanes; ++lane) bad[lane] |= !(x[lane] <= FLT_MAX);
-  }
-  for (; i < count; ++i) {
-    max[0] = logits[i] > max[0] ? logits[i] : max[0];
-    bad[0] |= !(logits[i] <= FLT_MAX);
-  }
-  if (*std::max_element(bad, bad + kLanes) != 0) return std::numeric_limits<float>::quiet_NaN();
-  return *std::max_element(max, max + kLanes);
-}
-
-// The Gumbel-max trick over ids that are offered one by one.
-class GumbelRace {
- public:
-  explicit GumbelRace(const SampleRow& row)
-      : row_key_(RowKey(row.seed, row.position)), temperature_(row.temperature) {}
-
-  // Lower ids win ties. Only ids whose noise may lift them over the best so far pay for two
-  // logarithms.
-  void Offer(float logit, int32_t id) {
-    const double scaled = logit / temperature_;
-    const uint64_t bits = RandomBits(row_key_, id);
-    if (scaled + GumbelBound(bits) < score_) return;
-    const double score = scaled + GumbelFromBits(bits);
-    if (score > score_ || (score == score_ && id < id_)) {
-      score_ = score;
-      id_ = id;
-    }
-  }
-  double score() const { return score_; }
-  int32_t id() const { return id_; }
-
- private:
-  const uint64_t row_key_;
-  const double temperature_;
-  double score_ = -std::numeric_limits<double>::infinity();
-  int32_t id_ = kNoId;
-};
+constexpr int64_t kCandidateBytes = static_cast<int64_t>(sizeof(Candidate));
+constexpr int64_t kDigestBytes = static_cast<int64_t>(sizeof(uint64_t));
 
 }  // namespace
-
-double GumbelNoise(uint64_t seed, int64_t position, int64_t id) {
-  return GumbelFromBits(RandomBits(RowKey(seed, position), id));
-}
 
 Sampler::Sampler(std::vector<Range> vocab_ranges, Communicator& communicator, ThreadPool& threads)
     : vocab_ranges_(std::move(vocab_ranges)),
       vocab_(vocab_ranges_[static_cast<size_t>(communicator.rank())]),
       communicator_(communicator),
       threads_(threads),
-      next_(vocab_ranges_.size()) {
+      rank_bytes_(vocab_ranges_.size()),
+      rank_begin_(vocab_ranges_.size()) {
   LOCKSTEP_CHECK(static_cast<int>(vocab_ranges_.size()) == communicator.size());
   LOCKSTEP_CHECK(vocab_ranges_.back().end < (int64_t{1} << 23));
-  for (const Range& range : vocab_ranges_) {
-    max_local_vocab_ = std::max(max_local_vocab_, range.size());
-  }
 }
 
 absl::Status Sampler::Sample(const MatrixView& logits, std::span<const SampleRow> rows,
-                             std::span<int32_t> tokens) {
+                             uint64_t digest, SampleOutput& output) {
   LOCKSTEP_CHECK(logits.dtype == DType::kF32 && logits.cols >= vocab_.size());
-  LOCKSTEP_CHECK(rows.size() == tokens.size());
-  if (rows.empty()) return absl::OkStatus();
-  LOCKSTEP_RETURN_IF_ERROR(PickBest(logits, rows, tokens));
-  const int64_t num_ranks = communicator_.size();
-  for (const int64_t max_candidates : kCandidateRounds) {
-    for (size_t begin = 0; begin < pending_.size();) {
-      size_t end = begin;
-      for (int64_t bytes = 0; end < pending_.size(); ++end) {
-        const int64_t capacity = Capacity(rows[pending_[end]], max_candidates);
-        bytes += num_ranks * capacity * static_cast<int64_t>(sizeof(Candidate));
-        if (bytes > kMaxExchangeBytes && end > begin) break;
-      }
-      const std::span<const int32_t> batch(pending_.data() + begin, end - begin);
-      LOCKSTEP_RETURN_IF_ERROR(ExchangeCandidates(logits, rows, batch, max_candidates, tokens));
-      begin = end;
-    }
-    std::erase_if(pending_, [&](int32_t row) { return tokens[row] != kNoId; });
-    if (pending_.empty()) return absl::OkStatus();
+  output.tokens.resize(rows.size());
+  if (rows.empty()) {
+    output.logprobs.clear();
+    output.digests.clear();
+    return absl::OkStatus();
   }
-  return absl::InternalError("sampler: a row has no token after all logits were exchanged");
-}
-
-Sampler::Best Sampler::FindBest(const float* logits, const SampleRow& row) const {
-  const float max = MaxLogit(logits, vocab_.size());
-  if (std::isnan(max)) return {.id = kBadLogits};
-  if (max == -std::numeric_limits<float>::infinity())
-    return {.score = max, .logit = max, .id = kNoId};
-  if (row.greedy() || row.filtered()) {
-    const int64_t index = std::find(logits, logits + vocab_.size(), max) - logits;
-    return {.score = max, .logit = max, .id = static_cast<int32_t>(vocab_.begin + index)};
-  }
-  GumbelRace race(row);
-  for (int64_t i = 0; i < vocab_.size(); ++i) {
-    race.Offer(logits[i], static_cast<int32_t>(vocab_.begin + i));
-  }
-  return {.score = race.score(), .logit = max, .id = race.id()};
-}
-
-absl::Status Sampler::PickBest(const MatrixView& logits, std::span<const SampleRow> rows,
-                               std::span<int32_t> tokens) {
-  const size_t num_ranks = vocab_ranges_.size();
-  my_best_.resize(rows.size());
-  all_best_.resize(rows.size() * num_ranks);
-  max_logits_.resize(rows.size());
-  pending_.clear();
-  threads_.ParallelFor(static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      my_best_[i] = FindBest(logits.row<float>(rows[i].logits_row), rows[i]);
-    }
-  });
-  LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGather(
-      my_best_.data(), static_cast<int64_t>(rows.size() * sizeof(Best)), all_best_.data()));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    // Ranks hold ascending ids, so the first of equal scores has the lowest id.
-    Best best = all_best_[i];
-    for (size_t rank = 1; rank < num_ranks && best.id != kBadLogits; ++rank) {
-      const Best& other = all_best_[rank * rows.size() + i];
-      if (other.id == kBadLogits || best.id == kNoId || other.score > best.score) best = other;
-    }
-    tokens[i] = best.id < 0 ? kFailedToken : best.id;
-    max_logits_[i] = best.logit;
-    if (best.id >= 0 && rows[i].filtered()) {
-      tokens[i] = kNoId;
-      pending_.push_back(static_cast<int32_t>(i));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The k best of all ids are among the k best of each rank. Without top_k, what is sent may be too
-// little, and then the row goes into the next round.
-int64_t Sampler::Capacity(const SampleRow& row, int64_t max_candidates) const {
-  return std::min(row.top_k > 0 ? row.top_k : max_candidates, max_local_vocab_);
-}
-
-absl::Status Sampler::ExchangeCandidates(const MatrixView& logits, std::span<const SampleRow> rows,
-                                         std::span<const int32_t> batch, int64_t max_candidates,
-                                         std::span<int32_t> tokens) {
-  const int64_t num_rows = static_cast<int64_t>(batch.size());
-  offsets_.resize(batch.size());
-  int64_t rank_bytes = 0;
-  for (int64_t i = 0; i < num_rows; ++i) {
-    offsets_[i] = rank_bytes;
-    rank_bytes +=
-        static_cast<int64_t>(sizeof(CandidateHeader)) +
-        Capacity(rows[batch[i]], max_candidates) * static_cast<int64_t>(sizeof(Candidate));
-  }
-  send_.resize(static_cast<size_t>(rank_bytes));
-  receive_.resize(static_cast<size_t>(rank_bytes) * vocab_ranges_.size());
+  first_bytes_ = PlanFirstMessage(rows);
+  send_.resize(static_cast<size_t>(first_bytes_));
+  first_receive_.resize(static_cast<size_t>(first_bytes_) * num_ranks());
+  std::memcpy(send_.data(), &digest, sizeof(digest));
+  const auto num_rows = static_cast<int64_t>(rows.size());
   threads_.ParallelFor(num_rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const SampleRow& row = rows[batch[i]];
-      CollectCandidates(logits.row<float>(row.logits_row), row, max_logits_[batch[i]],
-                        Capacity(row, max_candidates), send_.data() + offsets_[i]);
+    for (int64_t i = begin; i < end; ++i) WriteFirst(logits, rows[i], static_cast<size_t>(i));
+  });
+  LOCKSTEP_RETURN_IF_ERROR(
+      communicator_.AllGather(send_.data(), first_bytes_, first_receive_.data()));
+  output.digests.resize(num_ranks());
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    std::memcpy(&output.digests[rank], FirstMessage(rank), sizeof(uint64_t));
+  }
+  for (size_t i = 0; i < rows.size(); ++i) ReadFirst(i);
+  StartFilters();
+  LOCKSTEP_RETURN_IF_ERROR(RunFilters(logits, rows));
+  WriteOutput(rows, output);
+  return absl::OkStatus();
+}
+
+Sampler::Kind Sampler::KindOf(const SampleRow& row, FilterLimits& limits) const {
+  if (row.greedy()) return Kind::kGreedy;
+  limits = {.top_p = row.top_p,
+            .min_p = row.min_p,
+            .top_k = row.top_k < vocab_ranges_.back().end ? row.top_k : 0,
+            .scale = MassScale(row.temperature)};
+  if (limits.top_k > 0 && limits.top_k <= kMaxCandidates) return Kind::kCandidates;
+  return limits.needs_histogram() || limits.min_p > 0 ? Kind::kFilter : Kind::kDraw;
+}
+
+// The digest, a Candidate a row, then what some rows have besides.
+int64_t Sampler::PlanFirstMessage(std::span<const SampleRow> rows) {
+  if (states_.size() < rows.size()) states_.resize(rows.size());
+  winners_.resize(rows.size());
+  block_max_.resize(rows.size() * static_cast<size_t>(NumScanBlocks(vocab_.size())));
+  int64_t bytes = kDigestBytes + static_cast<int64_t>(rows.size()) * kCandidateBytes;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    RowState& state = states_[i];
+    state.kind = KindOf(rows[i], state.limits);
+    state.summary_offset = bytes;
+    if (rows[i].num_logprobs >= 0) {
+      LOCKSTEP_CHECK(rows[i].num_logprobs <= kMaxLogprobs);
+      bytes += LogprobSummaryBytes(rows[i].num_logprobs);
+    }
+    state.filter_offset = bytes;
+    if (state.kind == Kind::kCandidates) {
+      bytes += state.limits.top_k * kCandidateBytes;
+    } else if (state.kind == Kind::kFilter && state.limits.needs_histogram()) {
+      bytes += static_cast<int64_t>(sizeof(MassHistogram));
+    }
+  }
+  return bytes;
+}
+
+LogitSlice Sampler::SliceOf(const MatrixView& logits, const SampleRow& row, size_t i) const {
+  return {logits.row<float>(row.logits_row),
+          block_max_.data() + i * static_cast<size_t>(NumScanBlocks(vocab_.size())), vocab_};
+}
+
+void Sampler::WriteFirst(const MatrixView& logits, const SampleRow& row, size_t i) {
+  RowState& state = states_[i];
+  const LogitSlice slice = SliceOf(logits, row, i);
+  auto* block_max = const_cast<float*>(slice.block_max);
+  auto* x = logits.row<float>(row.logits_row);
+  const bool wants_logprobs = row.num_logprobs >= 0;
+  float max = 0;
+  if (wants_logprobs) {
+    max = ScanMax(x, vocab_.size(), block_max);
+    WriteLogprobSummary(slice, max, row.num_logprobs, send_.data() + state.summary_offset);
+  }
+  if (row.adjuster != nullptr) {
+    row.adjuster->Apply(row.position, x, wants_logprobs ? &state.raw : nullptr);
+  }
+  if (!wants_logprobs || row.adjuster != nullptr) max = ScanMax(x, vocab_.size(), block_max);
+  const Candidate best = FindBest(row, i, slice, max);
+  std::memcpy(send_.data() + kDigestBytes + static_cast<int64_t>(i) * kCandidateBytes, &best,
+              sizeof(best));
+  std::byte* out = send_.data() + state.filter_offset;
+  if (state.kind == Kind::kCandidates) {
+    WriteCandidates(row, i, slice, out);
+  } else if (state.kind == Kind::kFilter && state.limits.needs_histogram() &&
+             best.id != kBadLogits) {
+    FillMassHistogram(slice, state.limits.scale, Octave(max, state.limits.scale),
+                      *reinterpret_cast<MassHistogram*>(out));
+  }
+}
+
+// The rank's part in a row's first message: its largest logit, and where that decides, its best id.
+Candidate Sampler::FindBest(const SampleRow& row, size_t i, const LogitSlice& slice,
+                            float max) const {
+  if (std::isnan(max)) return {.id = kBadLogits};
+  Candidate best;
+  best.logit = max;
+  if (max == kMinusInfinity) return best;
+  if (states_[i].kind == Kind::kGreedy) {
+    const int64_t begin =
+        std::find(slice.block_max, slice.block_max + NumScanBlocks(slice.size()), max) -
+        slice.block_max;
+    const int64_t index =
+        std::find(slice.logits + begin * kScanBlock, slice.logits + slice.size(), max) -
+        slice.logits;
+    best.score = max;
+    best.id = static_cast<int32_t>(vocab_.begin + index);
+    best.raw = RawLogit(row, i, slice, best.id);
+  } else if (states_[i].kind == Kind::kDraw) {
+    best = RunRace(row, i, slice, {});
+    best.logit = max;
+  }
+  return best;
+}
+
+float Sampler::RawLogit(const SampleRow& row, size_t i, const LogitSlice& slice, int32_t id) const {
+  if (row.num_logprobs < 0) return 0;
+  if (row.adjuster != nullptr) return row.adjuster->RawLogit(id, slice.logits, states_[i].raw);
+  return slice.logits[id - vocab_.begin];
+}
+
+Candidate Sampler::MakeCandidate(const SampleRow& row, size_t i, const LogitSlice& slice,
+                                 const LogitAndId& entry) const {
+  return {
+      .score = entry.logit * (1 / row.temperature) + GumbelNoise(row.seed, row.position, entry.id),
+      .logit = entry.logit,
+      .raw = RawLogit(row, i, slice, entry.id),
+      .id = entry.id};
+}
+
+Candidate Sampler::RunRace(const SampleRow& row, size_t i, const LogitSlice& slice,
+                           const Survivors& survivors) const {
+  const RaceResult result =
+      GumbelRace(slice, survivors, row.seed, row.position, 1 / row.temperature);
+  if (result.id < 0) return {};
+  return {.score = result.score,
+          .logit = slice.logits[result.id - vocab_.begin],
+          .raw = RawLogit(row, i, slice, result.id),
+          .id = result.id};
+}
+
+// The k best of all ids are among the k best of each rank.
+void Sampler::WriteCandidates(const SampleRow& row, size_t i, const LogitSlice& slice,
+                              std::byte* out) const {
+  LogitAndId entries[kMaxCandidates];
+  const auto top_k = static_cast<size_t>(states_[i].limits.top_k);
+  const int64_t count = SelectTop(slice, std::span(entries, top_k));
+  auto* candidates = reinterpret_cast<Candidate*>(out);
+  for (size_t j = 0; j < top_k; ++j) {
+    candidates[j] =
+        static_cast<int64_t>(j) < count ? MakeCandidate(row, i, slice, entries[j]) : Candidate{};
+  }
+}
+
+const Candidate& Sampler::FirstBest(size_t rank, size_t i) const {
+  return reinterpret_cast<const Candidate*>(FirstMessage(rank) + kDigestBytes)[i];
+}
+
+// Fails the row, finds its token, or leaves it to the filters.
+void Sampler::ReadFirst(size_t i) {
+  Candidate& winner = winners_[i];
+  winner = {};
+  float max = kMinusInfinity;
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    const Candidate& best = FirstBest(rank, i);
+    if (best.id == kBadLogits) {
+      winner = {};
+      states_[i].kind = Kind::kGreedy;  // nothing more to do
+      return;
+    }
+    max = std::max(max, best.logit);
+    if (best.id >= 0 && (winner.id < 0 || BetterScore(best, winner))) winner = best;
+  }
+  if (max == kMinusInfinity) {
+    states_[i].kind = Kind::kGreedy;
+  } else if (states_[i].kind == Kind::kCandidates) {
+    winner = PickFromCandidates(i, max);
+  }
+}
+
+Candidate Sampler::PickFromCandidates(size_t i, float max) const {
+  const FilterLimits& limits = states_[i].limits;
+  const auto top_k = static_cast<size_t>(limits.top_k);
+  const uint32_t floor = limits.min_p > 0 ? MinPKey(max, limits.scale, limits.min_p) : kLowestKey;
+  thread_local std::vector<Candidate> merged;
+  merged.clear();
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    const auto* candidates =
+        reinterpret_cast<const Candidate*>(FirstMessage(rank) + states_[i].filter_offset);
+    for (size_t j = 0; j < top_k && candidates[j].id >= 0; ++j) {
+      if (OrderKey(candidates[j].logit) >= floor) merged.push_back(candidates[j]);
+    }
+  }
+  std::sort(merged.begin(), merged.end(), BetterLogit);
+  if (merged.size() > top_k) merged.resize(top_k);
+  const double top_octave = Octave(max, limits.scale);
+  Mass total = 0;
+  for (const Candidate& candidate : merged) {
+    total += MassOf(candidate.logit, limits.scale, top_octave);
+  }
+  const double wanted = limits.top_p * static_cast<double>(total);
+  Candidate winner;
+  Mass mass = 0;
+  for (const Candidate& candidate : merged) {
+    if (winner.id >= 0 && limits.top_p < 1 && static_cast<double>(mass) >= wanted) break;
+    mass += MassOf(candidate.logit, limits.scale, top_octave);
+    if (winner.id < 0 || BetterScore(candidate, winner)) winner = candidate;
+  }
+  return winner;
+}
+
+void Sampler::StartFilters() {
+  num_filters_ = 0;
+  for (size_t i = 0; i < winners_.size(); ++i) {
+    if (states_[i].kind != Kind::kFilter) continue;
+    if (filters_.size() == num_filters_) filters_.emplace_back();
+    filters_[num_filters_].row = i;
+    filters_[num_filters_++].offsets.resize(num_ranks());
+  }
+  threads_.ParallelFor(static_cast<int64_t>(num_filters_), 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> maxima(num_ranks());
+    std::vector<const MassHistogram*> histograms(num_ranks());
+    for (int64_t f = begin; f < end; ++f) {
+      const size_t i = filters_[f].row;
+      for (size_t rank = 0; rank < num_ranks(); ++rank) {
+        maxima[rank] = FirstBest(rank, i).logit;
+        histograms[rank] =
+            reinterpret_cast<const MassHistogram*>(FirstMessage(rank) + states_[i].filter_offset);
+      }
+      filters_[f].filter.Start(states_[i].limits, maxima, histograms, communicator_.rank());
     }
   });
-  LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGather(send_.data(), rank_bytes, receive_.data()));
-  for (int64_t i = 0; i < num_rows; ++i) {
-    tokens[batch[i]] = PickFromCandidates(rows[batch[i]], max_logits_[batch[i]],
-                                          receive_.data() + offsets_[i], rank_bytes);
+}
+
+absl::Status Sampler::RunFilters(const MatrixView& logits, std::span<const SampleRow> rows) {
+  while (num_filters_ > 0) {
+    LOCKSTEP_RETURN_IF_ERROR(FilterRound(logits, rows));
+    // Those that are done go behind the others.
+    for (size_t f = 0; f < num_filters_;) {
+      if (filters_[f].filter.done()) {
+        winners_[filters_[f].row] = filters_[f].filter.winner();
+        std::swap(filters_[f], filters_[--num_filters_]);
+      } else {
+        ++f;
+      }
+    }
   }
   return absl::OkStatus();
 }
 
-void Sampler::CollectCandidates(const float* logits, const SampleRow& row, float max_logit,
-                                int64_t capacity, std::byte* out) const {
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  CandidateHeader header;
-  // Collects what may be among the best; at twice the capacity, keeps the better half. So the cost
-  // is linear in V whatever the order of the logits.
-  std::vector<Candidate> kept;
-  kept.reserve(static_cast<size_t>(std::min(2 * capacity, vocab_.size())));
-  float bar = -std::numeric_limits<float>::infinity();
-  const auto shrink = [&] {
-    if (static_cast<int64_t>(kept.size()) <= capacity) return;
-    std::nth_element(kept.begin(), kept.begin() + capacity - 1, kept.end(), better);
-    kept.resize(static_cast<size_t>(capacity));
-    bar = kept.back().logit;
-  };
-  const bool needs_mass = row.top_k == 0;
-  for (int64_t i = 0; i < vocab_.size(); ++i) {
-    if (needs_mass) header.mass += Weight(logits[i], max_logit, row.temperature);
-    if (logits[i] < bar) continue;
-    kept.push_back({logits[i], static_cast<int32_t>(vocab_.begin + i)});
-    if (static_cast<int64_t>(kept.size()) == 2 * capacity) shrink();
+absl::Status Sampler::FilterRound(const MatrixView& logits, std::span<const SampleRow> rows) {
+  int64_t total = 0;
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    rank_bytes_[rank] = 0;
+    for (size_t f = 0; f < num_filters_; ++f) {
+      filters_[f].offsets[rank] = rank_bytes_[rank];
+      rank_bytes_[rank] += filters_[f].filter.MessageBytes(static_cast<int>(rank));
+    }
+    rank_begin_[rank] = total;
+    total += rank_bytes_[rank];
   }
-  shrink();
-  std::sort(kept.begin(), kept.end(), better);
-  header.count = static_cast<int64_t>(kept.size());
-  std::memcpy(out, &header, sizeof(header));
-  std::memcpy(out + sizeof(header), kept.data(), kept.size() * sizeof(Candidate));
+  const auto me = static_cast<size_t>(communicator_.rank());
+  send_.resize(static_cast<size_t>(rank_bytes_[me]));
+  receive_.resize(static_cast<size_t>(total));
+  const auto count = static_cast<int64_t>(num_filters_);
+  threads_.ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      const FilteredRow& filtered = filters_[f];
+      const SampleRow& row = rows[filtered.row];
+      const LogitSlice slice = SliceOf(logits, row, filtered.row);
+      filtered.filter.WriteMessage(
+          slice,
+          [&](const LogitAndId& entry) { return MakeCandidate(row, filtered.row, slice, entry); },
+          [&](const Survivors& survivors) { return RunRace(row, filtered.row, slice, survivors); },
+          send_.data() + filtered.offsets[me]);
+    }
+  });
+  LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGatherV(send_.data(), rank_bytes_, receive_.data()));
+  threads_.ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
+    std::vector<const std::byte*> messages(num_ranks());
+    for (int64_t f = begin; f < end; ++f) {
+      for (size_t rank = 0; rank < num_ranks(); ++rank) {
+        messages[rank] = receive_.data() + rank_begin_[rank] + filters_[f].offsets[rank];
+      }
+      filters_[f].filter.ReadMessages(messages);
+    }
+  });
+  return absl::OkStatus();
 }
 
-bool Sampler::MergeNext(const std::byte* first, int64_t rank_bytes) {
-  int best_rank = -1;
-  Candidate best;
-  for (size_t rank = 0; rank < vocab_ranges_.size(); ++rank) {
-    const std::byte* message = first + static_cast<int64_t>(rank) * rank_bytes;
-    CandidateHeader header;
-    std::memcpy(&header, message, sizeof(header));
-    if (next_[rank] == header.count) {
-      if (header.count < vocab_ranges_[rank].size()) return false;
-      continue;
-    }
-    Candidate candidate;
-    std::memcpy(&candidate,
-                message + sizeof(header) + next_[rank] * static_cast<int64_t>(sizeof(Candidate)),
-                sizeof(candidate));
-    if (best_rank < 0 || candidate.logit > best.logit) {
-      best_rank = static_cast<int>(rank);
-      best = candidate;
-    }
+void Sampler::WriteOutput(std::span<const SampleRow> rows, SampleOutput& output) {
+  bool wants_logprobs = false;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    output.tokens[i] = winners_[i].id >= 0 ? winners_[i].id : kFailedToken;
+    wants_logprobs |= rows[i].num_logprobs >= 0;
   }
-  if (best_rank < 0) return false;
-  ++next_[best_rank];
-  merged_.push_back(best);
-  return true;
-}
-
-int32_t Sampler::PickFromCandidates(const SampleRow& row, float max_logit, const std::byte* first,
-                                    int64_t rank_bytes) {
-  merged_.clear();
-  std::fill(next_.begin(), next_.end(), 0);
-  const auto weight = [&](const Candidate& c) {
-    return Weight(c.logit, max_logit, row.temperature);
-  };
-  uint64_t total = 0;
-  if (row.top_k > 0) {
-    while (static_cast<int64_t>(merged_.size()) < row.top_k && MergeNext(first, rank_bytes)) {
-      total += weight(merged_.back());
-    }
-  } else {
-    for (size_t rank = 0; rank < vocab_ranges_.size(); ++rank) {
-      CandidateHeader header;
-      std::memcpy(&header, first + static_cast<int64_t>(rank) * rank_bytes, sizeof(header));
-      total += header.mass;
-    }
+  if (!wants_logprobs) {
+    output.logprobs.clear();
+    return;
   }
-  // The smallest set that reaches top_p.
-  size_t kept = merged_.size();
-  if (row.top_p < 1) {
-    const double wanted = row.top_p * static_cast<double>(total);
-    uint64_t mass = 0;
-    for (kept = 0; static_cast<double>(mass) < wanted; ++kept) {
-      if (kept == merged_.size() && !MergeNext(first, rank_bytes)) return kNoId;
-      mass += weight(merged_[kept]);
-    }
+  output.logprobs.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    PositionLogprobs& result = output.logprobs[i];
+    result.token = {output.tokens[i], std::numeric_limits<float>::quiet_NaN()};
+    result.top.clear();
+    if (rows[i].num_logprobs < 0 || winners_[i].id < 0) continue;
+    ReadLogprobSummaries(FirstMessage(0) + states_[i].summary_offset, first_bytes_,
+                         communicator_.size(), rows[i].num_logprobs, winners_[i].id,
+                         winners_[i].raw, result);
   }
-  GumbelRace race(row);
-  for (size_t i = 0; i < kept; ++i) race.Offer(merged_[i].logit, merged_[i].id);
-  return race.id();
 }
 
 }  // namespace lockstep

@@ -9,11 +9,13 @@
 // temperature + Gumbel noise. The noise of an id is a pure function of (seed, position, id), so
 // equal logits give equal ids at every N, in every batch and after any history.
 //
-// Exchanged between ranks: one {score, id} a row; for rows with top_k or top_p also the best
-// candidates of each rank and, as an integer that sums alike in any order, the rank's softmax mass;
-// all logits of a row only where the candidates do not reach top_p.
+// A step's rows share their exchanges. The first carries {score, id} of greedy rows and of those
+// with a temperature alone, the best candidates of rows with a small top_k, a histogram of the
+// softmax mass of other filtered rows, and what log probabilities need. Only those other rows need
+// more: usually one exchange of some ids each, rarely more than two (row_filter.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,7 +25,10 @@
 #include "runtime/core/range.h"
 #include "runtime/core/thread_pool.h"
 #include "runtime/logit_adjuster.h"
+#include "runtime/logit_scan.h"
+#include "runtime/logprobs.h"
 #include "runtime/request.h"
+#include "runtime/row_filter.h"
 
 namespace lockstep {
 
@@ -45,18 +50,17 @@ struct SampleRow {
 
   // Below kMinTemperature the noise is smaller than the spacing of float32 logits.
   bool greedy() const { return temperature < kMinTemperature; }
-  bool filtered() const { return !greedy() && (top_k > 0 || top_p < 1); }
+  bool filtered() const { return !greedy() && (top_k > 0 || top_p < 1 || min_p > 0); }
 };
 
 // The same on all ranks.
 struct SampleOutput {
-  std::vector<int32_t> tokens;             // [rows] ids, or kFailedToken
-  std::vector<PositionLogprobs> logprobs;  // [rows], empty when no row wants any
-  std::vector<uint64_t> digests;           // [N] what each rank passed, empty when there is no row
+  std::vector<int32_t> tokens;  // [rows] ids, or kFailedToken
+  // [rows], empty when no row wants any; rows that want none have no top. A failed row: NaN and no
+  // top.
+  std::vector<PositionLogprobs> logprobs;
+  std::vector<uint64_t> digests;  // [N] what each rank passed, empty when there is no row
 };
-
-// Noise of one vocabulary id, Gumbel(0, 1) distributed.
-double GumbelNoise(uint64_t seed, int64_t position, int64_t id);
 
 class Sampler {
  public:
@@ -72,55 +76,65 @@ class Sampler {
                       SampleOutput& output);
 
  private:
-  // A rank's best id of a row; greater score wins, lower id on ties.
-  struct Best {
-    double score = 0;  // logit, or logit / temperature + noise
-    float logit = 0;   // the rank's largest logit, of rows with top_k or top_p
-    int32_t id = 0;    // or kNoId, kBadLogits
+  // How a row comes to its token.
+  enum class Kind { kGreedy, kDraw, kCandidates, kFilter };
+  struct RowState {
+    Kind kind = Kind::kGreedy;
+    FilterLimits limits;
+    int64_t summary_offset = 0;  // of the row's parts in a rank's first message
+    int64_t filter_offset = 0;
+    std::vector<float> raw;  // what the adjuster changed
   };
-  struct Candidate {
-    float logit = 0;
-    int32_t id = 0;
-  };
-  // What a rank tells of a row with top_k or top_p; `count` candidates follow, best first.
-  struct CandidateHeader {
-    uint64_t mass = 0;  // softmax mass of all the rank's ids (see Weight in sampler.cc)
-    int64_t count = 0;
+  struct FilteredRow {
+    size_t row = 0;
+    RowFilter filter;
+    std::vector<int64_t> offsets;  // [N] of the row in each rank's message
   };
 
-  Best FindBest(const float* logits, const SampleRow& row) const;
-  absl::Status PickBest(const MatrixView& logits, std::span<const SampleRow> rows,
-                        std::span<int32_t> tokens);
-  int64_t Capacity(const SampleRow& row, int64_t max_candidates) const;
-  // One exchange for the rows `batch` (indices into `rows`), with at most `max_candidates` a rank
-  // for rows without top_k. Rows that need more keep kNoId as their token.
-  absl::Status ExchangeCandidates(const MatrixView& logits, std::span<const SampleRow> rows,
-                                  std::span<const int32_t> batch, int64_t max_candidates,
-                                  std::span<int32_t> tokens);
-  void CollectCandidates(const float* logits, const SampleRow& row, float max_logit,
-                         int64_t capacity, std::byte* out) const;
-  int32_t PickFromCandidates(const SampleRow& row, float max_logit, const std::byte* first,
-                             int64_t rank_bytes);
-  // Moves the next best candidate over all ranks to the end of merged_; false when it is not known
-  // (a rank has more than it sent) or there is none.
-  bool MergeNext(const std::byte* first, int64_t rank_bytes);
+  Kind KindOf(const SampleRow& row, FilterLimits& limits) const;
+  int64_t PlanFirstMessage(std::span<const SampleRow> rows);
+  // On this rank's columns: adjusts the row and writes its part of the first message.
+  void WriteFirst(const MatrixView& logits, const SampleRow& row, size_t i);
+  Candidate FindBest(const SampleRow& row, size_t i, const LogitSlice& slice, float max) const;
+  void WriteCandidates(const SampleRow& row, size_t i, const LogitSlice& slice,
+                       std::byte* out) const;
+  Candidate MakeCandidate(const SampleRow& row, size_t i, const LogitSlice& slice,
+                          const LogitAndId& entry) const;
+  Candidate RunRace(const SampleRow& row, size_t i, const LogitSlice& slice,
+                    const Survivors& survivors) const;
+  float RawLogit(const SampleRow& row, size_t i, const LogitSlice& slice, int32_t id) const;
+  LogitSlice SliceOf(const MatrixView& logits, const SampleRow& row, size_t i) const;
+
+  void ReadFirst(size_t i);
+  Candidate PickFromCandidates(size_t i, float max) const;
+  void StartFilters();
+  absl::Status RunFilters(const MatrixView& logits, std::span<const SampleRow> rows);
+  absl::Status FilterRound(const MatrixView& logits, std::span<const SampleRow> rows);
+  void WriteOutput(std::span<const SampleRow> rows, SampleOutput& output);
+
+  const Candidate& FirstBest(size_t rank, size_t i) const;
+  const std::byte* FirstMessage(size_t rank) const {
+    return first_receive_.data() + static_cast<int64_t>(rank) * first_bytes_;
+  }
+  size_t num_ranks() const { return vocab_ranges_.size(); }
 
   const std::vector<Range> vocab_ranges_;
   const Range vocab_;  // this rank's
-  int64_t max_local_vocab_ = 0;
   Communicator& communicator_;
   ThreadPool& threads_;
 
   // Kept between steps, so that steady decoding allocates nothing.
-  std::vector<Best> my_best_;      // [rows]
-  std::vector<Best> all_best_;     // [N, rows]
-  std::vector<float> max_logits_;  // [rows] over all ranks
-  std::vector<int32_t> pending_;   // rows with top_k or top_p that have no token yet
-  std::vector<int64_t> offsets_;   // of the rows of an exchange within a rank's message
+  std::vector<RowState> states_;      // [rows]
+  std::vector<Candidate> winners_;    // [rows], id -1: failed
+  std::vector<float> block_max_;      // [rows, NumScanBlocks(V_local)]
+  std::vector<FilteredRow> filters_;  // the first num_filters_ are in use
+  size_t num_filters_ = 0;
+  int64_t first_bytes_ = 0;
   std::vector<std::byte> send_;
+  std::vector<std::byte> first_receive_;  // [N, first_bytes_]
   std::vector<std::byte> receive_;
-  std::vector<int64_t> next_;      // [N] next candidate of each rank to merge
-  std::vector<Candidate> merged_;  // best first
+  std::vector<int64_t> rank_bytes_;  // [N] of a round of the filters
+  std::vector<int64_t> rank_begin_;  // [N] of each rank in receive_
 };
 
 }  // namespace lockstep
