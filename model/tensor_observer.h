@@ -38,7 +38,8 @@ inline constexpr int64_t kNoLayer = -1;
 class TensorObserver {
  public:
   virtual ~TensorObserver() = default;
-  // From the thread that runs the forward pass; `local` holds until the call returns.
+  // From the thread that runs the forward pass; `local` holds until the call returns. What an
+  // observer writes to it is what the forward pass goes on with.
   virtual void Observe(int64_t layer, TensorKind kind, const MatrixView& local) = 0;
 };
 

@@ -8,92 +8,17 @@
 #include "model/attention_selection.h"
 #include "parallel/local_communicator.h"
 #include "runtime/core/difference.h"
-#include "runtime/core/log.h"
+#include "runtime/tensor_exchange.h"
 
 namespace lockstep {
 
 namespace {
-
-// A tensor as a rank had it: `rows` are those that are kept.
-struct TensorHeader {
-  int64_t layer = kNoLayer;
-  int64_t kind = -1;  // a TensorKind; -1: the rank had no such tensor
-  int64_t rows = 0;
-  int64_t cols = 0;
-
-  bool operator==(const TensorHeader&) const = default;
-};
-
-struct KeptTensor {
-  TensorHeader header;
-  std::vector<float> values;  // [rows, cols]
-};
-
-int64_t NumKept(int64_t rows) { return std::min(rows, kCheckedRows); }
-// The first half of the kept rows are the tensor's first, the other half its last.
-int64_t KeptRow(int64_t i, int64_t rows) {
-  return i < kCheckedRows / 2 || rows <= kCheckedRows ? i : rows - kCheckedRows + i;
-}
-
-// Keeps the tensors of one step, in the order of the forward pass.
-class TensorRecorder : public TensorObserver {
- public:
-  void Observe(int64_t layer, TensorKind kind, const MatrixView& local) override {
-    if (!status_.ok()) return;
-    status_ = CatchExhaustion("--check-tp: keeping the tensors of a step", [&] {
-      if (count_ == tensors_.size()) tensors_.emplace_back();
-      KeptTensor& kept = tensors_[count_];
-      kept.header = {layer, static_cast<int64_t>(kind), NumKept(local.rows), local.cols};
-      kept.values.resize(static_cast<size_t>(kept.header.rows * local.cols));
-      for (int64_t i = 0; i < kept.header.rows; ++i) {
-        std::copy_n(local.row<const float>(KeptRow(i, local.rows)), local.cols,
-                    kept.values.data() + i * local.cols);
-      }
-      ++count_;
-      return absl::OkStatus();
-    });
-  }
-
-  const absl::Status& status() const { return status_; }
-  // An empty one beyond the last.
-  const KeptTensor& Get(int64_t index) const {
-    static const KeptTensor kNone;
-    return index < static_cast<int64_t>(count_) ? tensors_[static_cast<size_t>(index)] : kNone;
-  }
-  void Clear() { count_ = 0; }  // keeps the memory
-  void Release() {
-    Clear();
-    tensors_ = {};
-  }
-
- private:
-  absl::Status status_;
-  std::vector<KeptTensor> tensors_;
-  size_t count_ = 0;
-};
 
 // Rank 0 leads: each command says which tensor all ranks exchange next, or that the step is done.
 struct Command {
   int64_t tensor = -1;        // -1: done
   int64_t verdict_bytes = 0;  // with done: length of the message that follows; 0: all agree
 };
-
-// COLLECTIVE. Every rank's header to all, then the rows to rank 0, in rank order.
-absl::Status Exchange(Communicator& communicator, const KeptTensor& mine,
-                      std::vector<TensorHeader>& headers, std::vector<float>& received) {
-  headers.resize(static_cast<size_t>(communicator.size()));
-  LOCKSTEP_RETURN_IF_ERROR(
-      communicator.AllGather(&mine.header, sizeof(TensorHeader), headers.data()));
-  std::vector<int64_t> bytes;
-  int64_t total = 0;
-  for (const TensorHeader& header : headers) {
-    total += header.rows * header.cols;
-    bytes.push_back(header.rows * header.cols * static_cast<int64_t>(sizeof(float)));
-  }
-  if (communicator.rank() == 0) received.resize(static_cast<size_t>(total));
-  if (total == 0) return absl::OkStatus();  // a step without logits; on all ranks alike
-  return communicator.GatherV(mine.values.data(), bytes, received.data(), 0);
-}
 
 // Where a rank's tensor is apart from one rank's.
 struct Difference {
@@ -109,6 +34,9 @@ struct Difference {
   std::string place;  // the row in words
 };
 
+int64_t KvColumns(const ModelConfig& config, const RankPartition& partition) {
+  return 2 * partition.kv_heads.size() * config.head_dim;
+}
 bool OfLogitsRows(TensorKind kind) {
   return kind == TensorKind::kFinalNorm || kind == TensorKind::kLogits;
 }
@@ -135,12 +63,11 @@ std::string DescribeRow(const ForwardBatch& batch, TensorKind kind, int64_t row)
 class TensorComparer : public TensorObserver {
  public:
   TensorComparer(const ModelConfig& config, const std::vector<RankPartition>& partition,
-                 const RankPartition& whole, DType dtype, Communicator& communicator,
+                 const RankPartition& whole, Communicator& communicator,
                  const TensorRecorder& recorder)
       : config_(config),
         partition_(partition),
         whole_(whole),
-        dtype_(dtype),
         communicator_(communicator),
         recorder_(recorder) {}
 
@@ -166,12 +93,13 @@ class TensorComparer : public TensorObserver {
   Difference CompareRank(int64_t layer, TensorKind kind, const MatrixView& whole, int rank,
                          const float* rows) const;
   void Judge(const std::vector<Difference>& ranks);
+  TensorHeader ExpectedHeader(int64_t layer, TensorKind kind, int64_t rows, int rank) const;
+  void Align(TensorKind kind, const MatrixView& whole) const;
   std::string Describe(const Difference& difference) const;
 
   const ModelConfig& config_;
   const std::vector<RankPartition>& partition_;
   const RankPartition& whole_;
-  const DType dtype_;
   Communicator& communicator_;
   const TensorRecorder& recorder_;
 
@@ -197,10 +125,7 @@ absl::Status TensorComparer::Compare(int64_t layer, TensorKind kind, const Matri
   std::vector<Difference> differences;
   const float* rows = received_.data();
   for (int rank = 0; rank < communicator_.size(); ++rank) {
-    TensorHeader expected{layer, static_cast<int64_t>(kind), NumKept(whole.rows), 0};
-    for (const ColumnRun& run : LocalColumns(kind, config_, partition_[rank])) {
-      expected.cols += run.count;
-    }
+    const TensorHeader expected = ExpectedHeader(layer, kind, whole.rows, rank);
     const TensorHeader& header = headers_[rank];
     if (header != expected) {
       verdict_ = absl::StrFormat(
@@ -211,10 +136,49 @@ absl::Status TensorComparer::Compare(int64_t layer, TensorKind kind, const Matri
       return absl::OkStatus();
     }
     differences.push_back(CompareRank(layer, kind, whole, rank, rows));
-    rows += header.rows * header.cols;
+    rows += header.size;
   }
   Judge(differences);
+  if (verdict_.empty()) Align(kind, whole);
   return absl::OkStatus();
+}
+
+TensorHeader TensorComparer::ExpectedHeader(int64_t layer, TensorKind kind, int64_t rows,
+                                            int rank) const {
+  TensorHeader header{layer, static_cast<int64_t>(kind), NumKept(rows), 0, 0};
+  for (const ColumnRun& run : LocalColumns(kind, config_, partition_[rank])) {
+    header.cols += run.count;
+  }
+  header.size = header.rows * header.cols;
+  if (kind == TensorKind::kQkv) {
+    header.size += (rows - header.rows) * KvColumns(config_, partition_[rank]);
+  }
+  return header;
+}
+
+// Puts the ranks' values in place of one rank's; of what several ranks hold, the lowest rank's.
+void TensorComparer::Align(TensorKind kind, const MatrixView& whole) const {
+  const float* values = received_.data() + received_.size();
+  for (int rank = communicator_.size() - 1; rank >= 0; --rank) {
+    const TensorHeader& header = headers_[rank];
+    values -= header.size;
+    const std::vector<ColumnRun> runs = LocalColumns(kind, config_, partition_[rank]);
+    const float* from = values;
+    for (int64_t i = 0; i < header.rows; ++i, from += header.cols) {
+      for (const ColumnRun& run : runs) {
+        std::copy_n(from + run.local, run.count,
+                    whole.row<float>(KeptRow(i, whole.rows)) + run.full);
+      }
+    }
+    if (kind != TensorKind::kQkv) continue;
+    for (int64_t i = 0; i < whole.rows - header.rows; ++i) {
+      for (const size_t part : {1, 2}) {  // k, v
+        std::copy_n(from, runs[part].count,
+                    whole.row<float>(kFirstRowBetween + i) + runs[part].full);
+        from += runs[part].count;
+      }
+    }
+  }
 }
 
 // Each part of a row (q, k, v; gate, up) has its own magnitude: a large key may not hide a value.
@@ -253,7 +217,7 @@ void TensorComparer::Judge(const std::vector<Difference>& ranks) {
   bool same = true;  // all ranks have the same wrong number
   for (const Difference& rank : ranks) {
     if (rank.relative > worst->relative) worst = &rank;
-    if (rank.relative > TpTolerance(dtype_)) apart.push_back(rank.rank);
+    if (rank.relative > kTpTolerance) apart.push_back(rank.rank);
     same = same && rank.row == ranks[0].row && rank.column == ranks[0].column &&
            rank.value == ranks[0].value;
   }
@@ -262,11 +226,10 @@ void TensorComparer::Judge(const std::vector<Difference>& ranks) {
     largest_.place = DescribeRow(*batch_, worst->kind, worst->row);
   }
   if (apart.empty()) return;
-  verdict_ =
-      absl::StrFormat("step %d: %s is apart on rank%s %s of %d; tolerance %.3g (%s). Largest: %s",
-                      worst->step, TensorName(worst->layer, worst->kind),
-                      apart.size() == 1 ? "" : "s", absl::StrJoin(apart, ", "),
-                      communicator_.size(), TpTolerance(dtype_), Name(dtype_), Describe(largest_));
+  verdict_ = absl::StrFormat(
+      "step %d: %s is apart on rank%s %s of %d; the tolerance is %.3g. Largest: %s", worst->step,
+      TensorName(worst->layer, worst->kind), apart.size() == 1 ? "" : "s",
+      absl::StrJoin(apart, ", "), communicator_.size(), kTpTolerance, Describe(largest_));
   if (IsSummed(worst->kind) && same) {
     verdict_ +=
         ". All ranks hold the same sum, so a rank's part of it is wrong: its weights or bias of "
@@ -288,8 +251,8 @@ std::string TensorComparer::Summary(int64_t steps) const {
       all_rows_ ? "" : absl::StrFormat(" (at most %d rows of a step)", kCheckedRows));
   if (!verdict_.empty()) return text + ": they differ";
   if (largest_.relative == 0) return text + ": no difference";
-  absl::StrAppend(&text, ": all agree within ", absl::StrFormat("%.3g", TpTolerance(dtype_)), " (",
-                  std::string(Name(dtype_)), "); largest difference: step ", largest_.step, ", ",
+  absl::StrAppend(&text, ": all agree within ", absl::StrFormat("%.3g", kTpTolerance),
+                  "; largest difference: step ", largest_.step, ", ",
                   TensorName(largest_.layer, largest_.kind), ", ", Describe(largest_));
   return text;
 }
@@ -339,7 +302,8 @@ struct TpChecker::Impl {
         partition(rank_partition),
         whole_partition(whole_part),
         communicator(ranks),
-        comparer(config, partition, whole_partition, options.dtype, communicator, recorder) {}
+        recorder(KvColumns(config, partition[static_cast<size_t>(ranks.rank())])),
+        comparer(config, partition, whole_partition, communicator, recorder) {}
 
   absl::Status Lead(const ForwardBatch& batch);
   absl::Status Follow();
@@ -398,8 +362,6 @@ absl::Status TpChecker::Impl::Follow() {
     return absl::InternalError("--check-tp: " + message);
   }
 }
-
-double TpTolerance(DType dtype) { return dtype == DType::kF32 ? 0x1p-12 : 0x1p-4; }
 
 absl::Status CheckTpNeedsRanks(int num_ranks) {
   if (num_ranks > 1) return absl::OkStatus();
