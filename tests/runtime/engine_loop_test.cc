@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <limits>
+#include <thread>
 
 #include "parallel/local_communicator.h"
 #include "tests/runtime/engine_test_util.h"
@@ -46,7 +50,8 @@ class FakeDecoder : public Decoder {
 };
 
 absl::StatusOr<std::unique_ptr<EngineLoop>> MakeEngine(Communicator& communicator,
-                                                       int64_t fail_at_step = 0) {
+                                                       int64_t fail_at_step = 0,
+                                                       const EngineLoopOptions& options = {}) {
   std::vector<Range> ranges;
   for (int64_t r = 0; r < communicator.size(); ++r) {
     ranges.push_back(
@@ -63,7 +68,7 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> MakeEngine(Communicator& communicato
                           .num_blocks = 30,
                           .vocab_size = kVocabSize,
                           .max_logits_rows = 0};
-  return EngineLoop::Create(limits, ranges, std::move(parts), communicator);
+  return EngineLoop::Create(limits, options, ranges, std::move(parts), communicator);
 }
 
 SamplingParams Greedy(int64_t max_tokens) {
@@ -95,22 +100,138 @@ TEST(EngineLoopTest, NanFailsItsRequestAndNoOther) {
   }
 }
 
-TEST(EngineLoopTest, HeartbeatsDoNothing) {
+double CpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Requests that come from other threads while the engine sleeps, and the end of the sleep.
+TEST(EngineLoopTest, AnIdleEngineSleepsHeartbeatsAndWakes) {
+  EngineLoopOptions options;
+  options.heartbeat_seconds = 0.02;
   ExpectOk(RunLocalRanks(2, [&](Communicator& communicator) -> absl::Status {
-    LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator));
+    LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator, 0, options));
     if (communicator.rank() != 0) return engine->Follow();
-    StepPlan heartbeat;
-    heartbeat.kind = StepKind::kHeartbeat;
-    PlanBuffer buffer;
-    for (int i = 0; i < 3; ++i) {
-      LOCKSTEP_RETURN_IF_ERROR(BroadcastPlan(communicator, heartbeat, buffer));
-    }
-    Result result;
-    LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({1}, Greedy(2), &result)).status());
-    LOCKSTEP_RETURN_IF_ERROR(engine->RunUntilIdle());
-    EXPECT_EQ(result.tokens.size(), 2u);
+    Result first, second, cancelled;
+    std::thread client([&] {
+      EXPECT_TRUE(engine->Submit(Recorded({1}, Greedy(2), &first)).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const double before = CpuSeconds();
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      // Both ranks together, with a heartbeat every 20 ms: far below a core.
+      EXPECT_LT(CpuSeconds() - before, 0.25) << "an idle engine burns a core";
+      EXPECT_TRUE(engine->Submit(Recorded({4}, Greedy(2), &second)).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      Request endless = Recorded({1}, Greedy(90), &cancelled);
+      endless.on_event = [&, record = endless.on_event](const RequestEvent& event) {
+        if (event.finish == FinishReason::kNone) engine->RequestStop();
+        return record(event);
+      };
+      EXPECT_TRUE(engine->Submit(std::move(endless)).ok());
+    });
+    const absl::Status status = engine->Run();
+    client.join();
+    LOCKSTEP_RETURN_IF_ERROR(status);
+    EXPECT_EQ(first.tokens, (std::vector<int32_t>{2, 3}));
+    EXPECT_EQ(second.tokens, (std::vector<int32_t>{5, 6}));
+    EXPECT_EQ(cancelled.tokens, std::vector<int32_t>{2});
+    EXPECT_EQ(cancelled.finish, FinishReason::kCancelled);
+    EXPECT_FALSE(engine->Submit(Recorded({1}, Greedy(2), &first)).ok()) << "it is being stopped";
     return engine->Stop();
   }));
+}
+
+TEST(EngineLoopTest, CancelFromACallbackAndFromAnotherThread) {
+  for (const int steps_in_flight : {1, 2}) {
+    EngineLoopOptions options;
+    options.steps_in_flight = steps_in_flight;
+    Result a, b, unaffected;
+    ExpectOk(RunLocalRanks(2, [&](Communicator& communicator) -> absl::Status {
+      LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator, 0, options));
+      if (communicator.rank() != 0) return engine->Follow();
+      Request first = Recorded({0}, Greedy(50), &a);
+      RequestId second_id = 0;
+      first.on_event = [&, record = first.on_event](const RequestEvent& event) {
+        if (event.token == 3) engine->Cancel(second_id);
+        if (event.token == 5) std::thread([&] { engine->Cancel(event.id); }).join();
+        return record(event);
+      };
+      LOCKSTEP_RETURN_IF_ERROR(engine->Submit(std::move(first)).status());
+      LOCKSTEP_ASSIGN_OR_RETURN(second_id, engine->Submit(Recorded({0}, Greedy(50), &b)));
+      LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({0}, Greedy(9), &unaffected)).status());
+      LOCKSTEP_RETURN_IF_ERROR(engine->RunUntilIdle());
+      const SchedulerStats stats = engine->stats().scheduler;
+      EXPECT_EQ(stats.num_free_blocks, 30);
+      EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+      return engine->Stop();
+    }));
+    EXPECT_EQ(a.finish, FinishReason::kCancelled);
+    EXPECT_EQ(b.finish, FinishReason::kCancelled);
+    EXPECT_GE(a.tokens.size(), 5u);
+    EXPECT_LE(a.tokens.size(), 6u);
+    EXPECT_LE(b.tokens.size(), 4u);
+    EXPECT_EQ(unaffected.tokens, (std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  }
+}
+
+// A communicator that garbles one byte of the n-th plan that this rank receives: the seed of a new
+// request, which every check of the plan lets pass.
+class GarblingCommunicator : public Communicator {
+ public:
+  explicit GarblingCommunicator(Communicator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::string host() const override { return inner_.host(); }
+  int ranks_on_host() const override { return inner_.ranks_on_host(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    return inner_.AllReduceSum(data, count);
+  }
+  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
+    return inner_.AllGather(send, bytes, recv);
+  }
+  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes_per_rank,
+                          void* recv) override {
+    return inner_.AllGatherV(send, bytes_per_rank, recv);
+  }
+  absl::Status GatherV(const void* send, std::span<const int64_t> bytes_per_rank, void* recv,
+                       int root) override {
+    return inner_.GatherV(send, bytes_per_rank, recv, root);
+  }
+  absl::Status Broadcast(void* data, int64_t bytes, int root) override {
+    LOCKSTEP_RETURN_IF_ERROR(inner_.Broadcast(data, bytes, root));
+    if (inner_.rank() != 1) return absl::OkStatus();
+    const uint64_t marker = 0x5eed5eed5eed5eed;
+    char* const begin = static_cast<char*>(data);
+    char* const found = std::search(begin, begin + bytes, reinterpret_cast<const char*>(&marker),
+                                    reinterpret_cast<const char*>(&marker) + sizeof(marker));
+    if (found != begin + bytes) *found ^= 1;
+    return absl::OkStatus();
+  }
+  absl::Status Barrier() override { return inner_.Barrier(); }
+
+ private:
+  Communicator& inner_;
+};
+
+TEST(EngineLoopTest, ARankThatPartsIsNamedByAll) {
+  const auto statuses = RunLocalRanks(3, [&](Communicator& inner) -> absl::Status {
+    GarblingCommunicator communicator(inner);
+    LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator));
+    if (communicator.rank() != 0) return engine->Follow();
+    Result result;
+    SamplingParams sampling = Greedy(9);
+    LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({1}, sampling, &result)).status());
+    LOCKSTEP_RETURN_IF_ERROR(engine->RunUntilIdle());
+    sampling.seed = 0x5eed5eed5eed5eed;
+    LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({1}, sampling, &result)).status());
+    return engine->RunUntilIdle();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_NE(std::string(status.message()).find("step 10: rank 1 has parted"), std::string::npos)
+        << status;
+  }
 }
 
 // A fault inside a step: the rank that met it says so, and nobody hangs.

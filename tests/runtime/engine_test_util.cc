@@ -35,17 +35,30 @@ ModelSource TinySource(const ModelConfig& config) {
 }
 
 Request Recorded(std::vector<int32_t> prompt, SamplingParams sampling, Result* result) {
+  EXPECT_EQ(sampling.n, 1);
+  return RecordedChoices(std::move(prompt), std::move(sampling), result);
+}
+
+Request RecordedChoices(std::vector<int32_t> prompt, SamplingParams sampling, Result* results) {
   Request request;
   request.prompt = std::move(prompt);
   request.sampling = std::move(sampling);
-  request.on_event = [result](const RequestEvent& event) {
-    EXPECT_EQ(result->num_final_events, 0) << "an event after the last";
-    if (event.token.has_value()) result->tokens.push_back(*event.token);
-    if (event.finish != FinishReason::kNone) ++result->num_final_events;
-    result->finish = event.finish;
-    result->stop_token = event.stop_token;
-    result->error = event.error;
+  request.on_event = [results](const RequestEvent& event) {
+    Result& result = results[event.choice];
+    EXPECT_EQ(result.num_final_events, 0) << "an event after the last";
+    if (event.token.has_value()) result.tokens.push_back(*event.token);
+    if (event.logprobs.has_value()) result.logprobs.push_back(*event.logprobs);
+    if (event.finish != FinishReason::kNone) ++result.num_final_events;
+    result.finish = event.finish;
+    result.stop_token = event.stop_token;
+    result.error = event.error;
     return true;
+  };
+  request.on_prompt_logprobs = [results](int64_t first_position,
+                                         std::span<const PositionLogprobs> logprobs) {
+    std::vector<PositionLogprobs>& all = results[0].prompt_logprobs;
+    EXPECT_EQ(first_position, std::ssize(all) + 1);
+    all.insert(all.end(), logprobs.begin(), logprobs.end());
   };
   return request;
 }

@@ -22,13 +22,17 @@ struct Result {
   std::optional<int32_t> stop_token;
   std::string error;
   int num_final_events = 0;
-  std::vector<float> logits;  // of a scored prompt, [prompt, V]
+  std::vector<float> logits;                      // of a scored prompt, [prompt, V]
+  std::vector<PositionLogprobs> logprobs;         // of tokens, when asked for
+  std::vector<PositionLogprobs> prompt_logprobs;  // from position 1 on
 
   bool operator==(const Result&) const = default;
 };
 
 // Records what happens to the request in `result`, which must outlive it.
 Request Recorded(std::vector<int32_t> prompt, SamplingParams sampling, Result* result);
+// Records every choice: results[i] is choice i's, with sampling.n of them.
+Request RecordedChoices(std::vector<int32_t> prompt, SamplingParams sampling, Result* results);
 Request Scored(std::vector<int32_t> prompt, int64_t vocab_size, Result* result);
 
 // Makes an engine on each rank; rank 0 runs `lead` and stops, the others follow. Returns all

@@ -43,13 +43,32 @@ TEST(KvBudgetTest, LongestRequestFollowsTheRopeScaling) {
 TEST(KvBudgetTest, BlocksOfARank) {
   EngineOptions options;
   options.block_size = 16;
-  // Automatic: one sequence, within a quarter of the free memory over the host's ranks.
-  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 1 << 30, 1), 63);
+  options.max_num_seqs = 10;
+  // Automatic: as many sequences as may run, within 4 GiB a host (or one sequence, if that is more)
+  // and a quarter of the free memory, over the host's ranks.
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, kGiB, 1), 63 * 10);
+  EXPECT_EQ(LocalNumBlocks(options, 1000, kGiB / 100, 1000 * kGiB, 2), 2 * 100);
+  EXPECT_EQ(LocalNumBlocks(options, 10000, kGiB / 100, 1000 * kGiB, 2), 625);
   EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 8 * 10 * 1024, 2), 10);
   EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 0, 2), 0);
-  // Explicit: neither more nor less.
+  // Explicit: neither more nor less, shared by the host's ranks.
   options.kv_cache_memory_bytes = 5 * 1024 + 1023;
-  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 0, 2), 5);
+  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 0, 1), 5);
+  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 0, 2), 2);
+  options.num_gpu_blocks_override = 77;
+  EXPECT_EQ(LocalNumBlocks(options, 1000, 1024, 0, 2), 77);
+}
+
+TEST(KvBudgetTest, ANumberOfBlocksSetsTheLength) {
+  EngineOptions options;
+  options.block_size = 16;
+  options.num_gpu_blocks_override = 49;
+  options.max_model_len = 4096;
+  const auto budget = MakeKvBudget(options, 4096, std::vector<int64_t>{49, 49});
+  ASSERT_TRUE(budget.ok()) << budget.status();
+  EXPECT_EQ(budget->num_blocks, 49);
+  EXPECT_EQ(budget->max_model_len, 784);
 }
 
 TEST(KvBudgetTest, TheLeastRankLimits) {
