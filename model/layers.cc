@@ -6,17 +6,21 @@ namespace lockstep {
 
 namespace {
 
-// The whole of `weight` as one rectangle of the tensor.
-absl::StatusOr<Weight> LoadRectangle(const Checkpoint& checkpoint, const std::string& name,
-                                     Range rows, Range cols, DType dtype) {
-  LOCKSTEP_ASSIGN_OR_RETURN(Weight weight, Weight::Create(rows.size(), cols.size(), dtype, name));
+// One rectangle of the tensor, packed.
+absl::StatusOr<Weight> LoadPacked(const Checkpoint& checkpoint, const std::string& name, Range rows,
+                                  Range cols, DType dtype) {
+  LOCKSTEP_ASSIGN_OR_RETURN(Weight weight,
+                            Weight::CreatePackable(rows.size(), cols.size(), dtype, name));
   LOCKSTEP_RETURN_IF_ERROR(checkpoint.Read(name, rows, cols, weight.view()));
+  weight.Pack();
   return weight;
 }
 
 absl::StatusOr<Weight> LoadVector(const Checkpoint& checkpoint, const std::string& name,
                                   int64_t size) {
-  return LoadRectangle(checkpoint, name, {0, 1}, {0, size}, DType::kF32);
+  LOCKSTEP_ASSIGN_OR_RETURN(Weight weight, Weight::Create(1, size, DType::kF32, name));
+  LOCKSTEP_RETURN_IF_ERROR(checkpoint.Read(name, {0, 1}, {0, size}, weight.view()));
+  return weight;
 }
 
 absl::Status SumOverRanks(const MatrixView& y, Communicator& communicator) {
@@ -27,12 +31,27 @@ absl::Status SumOverRanks(const MatrixView& y, Communicator& communicator) {
 
 }  // namespace
 
-absl::StatusOr<Weight> Weight::Create(int64_t rows, int64_t cols, DType dtype,
-                                      const std::string& what) {
+absl::StatusOr<Weight> Weight::WithBytes(int64_t bytes, int64_t rows, int64_t cols, DType dtype,
+                                         const std::string& what) {
   Weight weight;
-  LOCKSTEP_ASSIGN_OR_RETURN(weight.storage_, Buffer::Create(rows * cols * SizeOf(dtype), what));
+  LOCKSTEP_ASSIGN_OR_RETURN(weight.storage_, Buffer::Create(bytes, what));
   weight.view_ = {weight.storage_.data(), dtype, rows, cols, cols};
   return weight;
+}
+
+absl::StatusOr<Weight> Weight::Create(int64_t rows, int64_t cols, DType dtype,
+                                      const std::string& what) {
+  return WithBytes(rows * cols * SizeOf(dtype), rows, cols, dtype, what);
+}
+
+absl::StatusOr<Weight> Weight::CreatePackable(int64_t rows, int64_t cols, DType dtype,
+                                              const std::string& what) {
+  return WithBytes(PackedBytes(rows, cols, dtype), rows, cols, dtype, what);
+}
+
+void Weight::Pack() {
+  packed_ = PackInPlace(storage_, view_.dtype, view_.rows, view_.cols);
+  view_.data = nullptr;
 }
 
 MatrixView Weight::Rows(Range rows) const {
@@ -53,7 +72,7 @@ absl::StatusOr<ColumnParallelLinear> ColumnParallelLinear::Load(const Checkpoint
   }
   ColumnParallelLinear layer;
   LOCKSTEP_ASSIGN_OR_RETURN(layer.weight_,
-                            Weight::Create(rows, input_size, dtype, slices[0].weight));
+                            Weight::CreatePackable(rows, input_size, dtype, slices[0].weight));
   const bool has_bias = !slices[0].bias.empty();
   if (has_bias) {
     LOCKSTEP_ASSIGN_OR_RETURN(layer.bias_, Weight::Create(1, rows, DType::kF32, slices[0].bias));
@@ -71,12 +90,13 @@ absl::StatusOr<ColumnParallelLinear> ColumnParallelLinear::Load(const Checkpoint
     }
     row = end;
   }
+  layer.weight_.Pack();
   return layer;
 }
 
 void ColumnParallelLinear::Forward(const MatrixView& x, const MatrixView& y,
                                    const OpContext& context) const {
-  Linear(x, weight_.view(), bias_.values(), y, context);
+  Linear(x, weight_.packed(), bias_.values(), y, context);
 }
 
 absl::StatusOr<RowParallelLinear> RowParallelLinear::Load(const Checkpoint& checkpoint,
@@ -86,7 +106,7 @@ absl::StatusOr<RowParallelLinear> RowParallelLinear::Load(const Checkpoint& chec
                                                           DType dtype, int rank) {
   RowParallelLinear layer;
   LOCKSTEP_ASSIGN_OR_RETURN(layer.weight_,
-                            LoadRectangle(checkpoint, weight, {0, output_size}, columns, dtype));
+                            LoadPacked(checkpoint, weight, {0, output_size}, columns, dtype));
   if (!bias.empty() && rank == 0) {
     LOCKSTEP_ASSIGN_OR_RETURN(layer.bias_, LoadVector(checkpoint, bias, output_size));
   }
@@ -96,7 +116,7 @@ absl::StatusOr<RowParallelLinear> RowParallelLinear::Load(const Checkpoint& chec
 absl::Status RowParallelLinear::Forward(const MatrixView& x, const MatrixView& y,
                                         const OpContext& context,
                                         Communicator& communicator) const {
-  Linear(x, weight_.view(), bias_.values(), y, context);
+  Linear(x, weight_.packed(), bias_.values(), y, context);
   return SumOverRanks(y, communicator);
 }
 
@@ -108,14 +128,14 @@ absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Load(const Checkp
   VocabParallelEmbedding layer;
   layer.vocab_ = vocab;
   LOCKSTEP_ASSIGN_OR_RETURN(layer.weight_,
-                            LoadRectangle(checkpoint, weight, vocab, {0, hidden_size}, dtype));
+                            LoadPacked(checkpoint, weight, vocab, {0, hidden_size}, dtype));
   return layer;
 }
 
 absl::Status VocabParallelEmbedding::Forward(std::span<const int32_t> ids, const MatrixView& out,
                                              const OpContext& context,
                                              Communicator& communicator) const {
-  GatherRows(ids, vocab_, weight_.view(), out, context);
+  GatherRows(ids, vocab_, weight_.packed(), out, context);
   return SumOverRanks(out, communicator);
 }
 
@@ -124,8 +144,8 @@ absl::StatusOr<ParallelHead> ParallelHead::Load(const Checkpoint& checkpoint,
                                                 int64_t hidden_size, DType dtype) {
   ParallelHead head;
   LOCKSTEP_ASSIGN_OR_RETURN(head.own_,
-                            LoadRectangle(checkpoint, weight, vocab, {0, hidden_size}, dtype));
-  head.weight_ = head.own_.view();
+                            LoadPacked(checkpoint, weight, vocab, {0, hidden_size}, dtype));
+  head.weight_ = head.own_.packed();
   return head;
 }
 

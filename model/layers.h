@@ -18,14 +18,23 @@
 
 namespace lockstep {
 
-// Memory of one matrix (or vector: 1 row), row-major without gaps.
+// Memory of one matrix (or vector: 1 row), row-major without gaps while it is filled. What products
+// read is packed then (linear_packing.h).
 class Weight {
  public:
   static absl::StatusOr<Weight> Create(int64_t rows, int64_t cols, DType dtype,
                                        const std::string& what);
+  // With room for Pack.
+  static absl::StatusOr<Weight> CreatePackable(int64_t rows, int64_t cols, DType dtype,
+                                               const std::string& what);
   Weight() = default;  // empty: no such weight
 
+  // Before Pack.
   const MatrixView& view() const { return view_; }
+  // Once, when filled, of a packable one; afterwards the matrix is packed() and view() has only its
+  // shape.
+  void Pack();
+  const PackedMatrix& packed() const { return packed_; }
   // float32 elements, null when empty: norm weights and biases.
   const float* values() const { return storage_.as<const float>(); }
   // The part of it that holds rows [begin, end).
@@ -33,8 +42,12 @@ class Weight {
   int64_t bytes() const { return view_.rows * view_.cols * SizeOf(view_.dtype); }
 
  private:
+  static absl::StatusOr<Weight> WithBytes(int64_t bytes, int64_t rows, int64_t cols, DType dtype,
+                                          const std::string& what);
+
   Buffer storage_;
   MatrixView view_;
+  PackedMatrix packed_;
 };
 
 // Rows of a named matrix. `bias` names the vector that goes with it, empty: none.
@@ -90,7 +103,7 @@ class VocabParallelEmbedding {
                                                      const std::string& weight, Range vocab,
                                                      int64_t hidden_size, DType dtype);
 
-  const MatrixView& weight() const { return weight_.view(); }
+  const PackedMatrix& weight() const { return weight_.packed(); }
   int64_t weight_bytes() const { return weight_.bytes(); }
   // COLLECTIVE. out [T, E] without gaps between rows.
   absl::Status Forward(std::span<const int32_t> ids, const MatrixView& out,
@@ -115,7 +128,7 @@ class ParallelHead {
 
  private:
   Weight own_;  // empty when tied
-  MatrixView weight_;
+  PackedMatrix weight_;
 };
 
 // Whole on every rank.

@@ -9,48 +9,51 @@ namespace {
 
 #include "model/linear_tile.h"
 
-inline __m256i Mask(int n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-
-inline __m256 WidenBF16(__m128i bits) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
-inline __m256 LoadVec(const float* p) { return _mm256_loadu_ps(p); }
-inline __m256 LoadVec(const float* p, int n) { return _mm256_maskload_ps(p, Mask(n)); }
-inline __m256 LoadVec(const BF16* p) {
-  return WidenBF16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-inline __m256 LoadVec(const BF16* p, int n) {
-  alignas(16) uint16_t bits[8] = {};
-  for (int i = 0; i < n; ++i) bits[i] = p[i].bits;
-  return WidenBF16(_mm_load_si128(reinterpret_cast<const __m128i*>(bits)));
-}
-
-template <typename Weight>
-struct Avx2 {
+struct Avx2Base {
   using X = float;
-  using W = Weight;
-  using XVec = __m256;
-  using WVec = __m256;
   using Acc = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kTileRows = 2;  // 8 sums, 4 weights and an x in 16 registers
 
   static Acc Zero() { return _mm256_setzero_ps(); }
-  static XVec LoadX(const X* p) { return LoadVec(p); }
-  static XVec LoadX(const X* p, int n) { return LoadVec(p, n); }
-  static WVec LoadW(const W* p) { return LoadVec(p); }
-  static WVec LoadW(const W* p, int n) { return LoadVec(p, n); }
-  static Acc Fma(Acc acc, XVec x, WVec w) { return _mm256_fmadd_ps(x, w, acc); }
-  static __m128 Half(Acc a) {
-    return _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  static Acc Load(const float* p) { return _mm256_loadu_ps(p); }
+  static void Store(float* p, Acc a) { _mm256_storeu_ps(p, a); }
+  static Acc Add(Acc a, Acc b) { return _mm256_add_ps(a, b); }
+};
+
+struct Avx2F32 : Avx2Base {
+  using XStep = __m256;
+  using WStep = __m256;
+  static constexpr int kStep = 1;
+  // Of 16 registers 12 sums, 2 weights and an x.
+  static constexpr int kRows = 6;
+  static constexpr int Vectors(int64_t rows) { return rows <= 2 ? 4 : 2; }
+
+  static XStep LoadX(const X* p) { return _mm256_set1_ps(*p); }
+  static WStep LoadW(const uint32_t* p) {
+    return _mm256_load_ps(reinterpret_cast<const float*>(p));
   }
-  static void Reduce4(Acc a, Acc b, Acc c, Acc d, float* out) {
-    __m128 a4 = Half(a), b4 = Half(b), c4 = Half(c), d4 = Half(d);
-    _MM_TRANSPOSE4_PS(a4, b4, c4, d4);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(a4, b4), _mm_add_ps(c4, d4)));
+  static Acc Fma(Acc acc, XStep x, WStep w) { return _mm256_fmadd_ps(x, w, acc); }
+};
+
+// A float32 is a bfloat16 with 16 zero bits below.
+struct Avx2Widened : Avx2Base {
+  struct XStep {
+    __m256 even, odd;
+  };
+  using WStep = XStep;
+  static constexpr int kStep = 2;
+  // 8 sums, 4 weights and two x.
+  static constexpr int kRows = 4;
+  static constexpr int Vectors(int64_t) { return 2; }
+
+  static XStep LoadX(const X* p) { return {_mm256_set1_ps(p[0]), _mm256_set1_ps(p[1])}; }
+  static WStep LoadW(const uint32_t* p) {
+    const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(~0xffff)))};
+  }
+  static Acc Fma(Acc acc, const XStep& x, const WStep& w) {
+    return _mm256_fmadd_ps(x.odd, w.odd, _mm256_fmadd_ps(x.even, w.even, acc));
   }
 };
 
@@ -68,7 +71,7 @@ void Round(const float* x, int64_t count, void* out) {
 
 }  // namespace
 
-const LinearKernels kLinearAvx2 = {LinearColumns<Avx2<float>>, LinearColumns<Avx2<BF16>>, Round,
+const LinearKernels kLinearAvx2 = {KernelOf<Avx2F32>(), KernelOf<Avx2Widened>(), Round,
                                    sizeof(float)};
 
 }  // namespace lockstep

@@ -11,71 +11,68 @@ namespace {
 
 #include "model/linear_tile.h"
 
-inline __m512 WidenBF16(__m256i bits) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-inline __m512 LoadVec(const float* p) { return _mm512_loadu_ps(p); }
-inline __m512 LoadVec(const float* p, int n) {
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
-}
-inline __m512 LoadVec(const BF16* p) {
-  return WidenBF16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-inline __m512 LoadVec(const BF16* p, int n) {
-  return WidenBF16(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p));
-}
-
-inline __m128 Quarter(__m512 a) {
-  const __m256 half = _mm256_add_ps(
-      _mm512_castps512_ps256(a), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1)));
-  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
 struct Avx512Base {
   using Acc = __m512;
-  static constexpr int kTileRows = 4;  // 16 sums, 4 weights and an x in 32 registers
-
-  static Acc Zero() { return _mm512_setzero_ps(); }
-  static void Reduce4(Acc a, Acc b, Acc c, Acc d, float* out) {
-    __m128 a4 = Quarter(a), b4 = Quarter(b), c4 = Quarter(c), d4 = Quarter(d);
-    _MM_TRANSPOSE4_PS(a4, b4, c4, d4);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(a4, b4), _mm_add_ps(c4, d4)));
-  }
-};
-
-template <typename Weight>
-struct Avx512 : Avx512Base {
-  using X = float;
-  using W = Weight;
-  using XVec = __m512;
-  using WVec = __m512;
   static constexpr int kLanes = 16;
 
-  static XVec LoadX(const X* p) { return LoadVec(p); }
-  static XVec LoadX(const X* p, int n) { return LoadVec(p, n); }
-  static WVec LoadW(const W* p) { return LoadVec(p); }
-  static WVec LoadW(const W* p, int n) { return LoadVec(p, n); }
-  static Acc Fma(Acc acc, XVec x, WVec w) { return _mm512_fmadd_ps(x, w, acc); }
+  static Acc Zero() { return _mm512_setzero_ps(); }
+  static Acc Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, Acc a) { _mm512_storeu_ps(p, a); }
+  static Acc Add(Acc a, Acc b) { return _mm512_add_ps(a, b); }
 };
 
-// Pairs of bfloat16 products go to one float32 lane.
+struct Avx512F32 : Avx512Base {
+  using X = float;
+  using XStep = __m512;
+  using WStep = __m512;
+  static constexpr int kStep = 1;
+  // Of 32 registers 24 sums, 3 or 4 weights and an x.
+  static constexpr int kRows = 8;
+  static constexpr int Vectors(int64_t rows) { return rows <= 6 ? 4 : 3; }
+
+  static XStep LoadX(const X* p) { return _mm512_set1_ps(*p); }
+  static WStep LoadW(const uint32_t* p) { return _mm512_load_ps(p); }
+  static Acc Fma(Acc acc, XStep x, WStep w) { return _mm512_fmadd_ps(x, w, acc); }
+};
+
+// bfloat16 weights without BF16 instructions: a float32 is a bfloat16 with 16 zero bits below.
+struct Avx512Widened : Avx512Base {
+  using X = float;
+  struct XStep {
+    __m512 even, odd;
+  };
+  using WStep = XStep;
+  static constexpr int kStep = 2;
+  // 18 sums, 6 weights and two x.
+  static constexpr int kRows = 6;
+  static constexpr int Vectors(int64_t rows) { return rows <= 4 ? 4 : 3; }
+
+  static XStep LoadX(const X* p) { return {_mm512_set1_ps(p[0]), _mm512_set1_ps(p[1])}; }
+  static WStep LoadW(const uint32_t* p) {
+    const __m512i pairs = _mm512_load_si512(p);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)))};
+  }
+  static Acc Fma(Acc acc, const XStep& x, const WStep& w) {
+    return _mm512_fmadd_ps(x.odd, w.odd, _mm512_fmadd_ps(x.even, w.even, acc));
+  }
+};
+
 struct Avx512Bf16 : Avx512Base {
   using X = BF16;
-  using W = BF16;
-  using XVec = __m512i;
-  using WVec = __m512i;
-  static constexpr int kLanes = 32;  // elements of K a vector
+  using XStep = __m512i;
+  using WStep = __m512i;
+  static constexpr int kStep = 2;
+  static constexpr int kRows = 8;
+  static constexpr int Vectors(int64_t rows) { return rows <= 6 ? 4 : 3; }
 
-  static __m512i Load(const BF16* p) { return _mm512_loadu_si512(p); }
-  static __m512i Load(const BF16* p, int n) {
-    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
+  static XStep LoadX(const X* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return _mm512_set1_epi32(pair);
   }
-  static XVec LoadX(const X* p) { return Load(p); }
-  static XVec LoadX(const X* p, int n) { return Load(p, n); }
-  static WVec LoadW(const W* p) { return Load(p); }
-  static WVec LoadW(const W* p, int n) { return Load(p, n); }
-  static Acc Fma(Acc acc, XVec x, WVec w) {
+  static WStep LoadW(const uint32_t* p) { return _mm512_load_si512(p); }
+  static Acc Fma(Acc acc, XStep x, WStep w) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
   }
 };
@@ -115,9 +112,9 @@ void RoundToBF16(const float* x, int64_t count, void* out) {
 
 }  // namespace
 
-const LinearKernels kLinearAvx512 = {LinearColumns<Avx512<float>>, LinearColumns<Avx512<BF16>>,
-                                     RoundToFloat, sizeof(float)};
-const LinearKernels kLinearAvx512Bf16 = {LinearColumns<Avx512<float>>, LinearColumns<Avx512Bf16>,
-                                         RoundToBF16, sizeof(BF16)};
+const LinearKernels kLinearAvx512 = {KernelOf<Avx512F32>(), KernelOf<Avx512Widened>(), RoundToFloat,
+                                     sizeof(float)};
+const LinearKernels kLinearAvx512Bf16 = {KernelOf<Avx512F32>(), KernelOf<Avx512Bf16>(), RoundToBF16,
+                                         sizeof(BF16)};
 
 }  // namespace lockstep

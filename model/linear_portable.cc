@@ -9,37 +9,60 @@ namespace {
 // 4 lanes: one register of every common 64-bit CPU, by the compiler's own vector type.
 using Float4 = float __attribute__((vector_size(16)));
 
-float Widen(float x) { return x; }
-float Widen(BF16 x) { return ToFloat(x); }
+using Word4 = uint32_t __attribute__((vector_size(16)));
 
-template <typename Weight>
-struct Portable {
+struct PortableBase {
   using X = float;
-  using W = Weight;
-  using XVec = Float4;
-  using WVec = Float4;
   using Acc = Float4;
   static constexpr int kLanes = 4;
-  static constexpr int kTileRows = 2;
 
   static Acc Zero() { return Acc{}; }
-  template <typename T>
-  static Float4 Load(const T* p, int n) {
-    Float4 v = {};
-    for (int i = 0; i < n; ++i) v[i] = Widen(p[i]);
-    return v;
+  static Acc Load(const float* p) {
+    Acc a;
+    __builtin_memcpy(&a, p, sizeof(a));
+    return a;
   }
-  static XVec LoadX(const X* p) { return Load(p, kLanes); }
-  static XVec LoadX(const X* p, int n) { return Load(p, n); }
-  static WVec LoadW(const W* p) { return Load(p, kLanes); }
-  static WVec LoadW(const W* p, int n) { return Load(p, n); }
-  static Acc Fma(Acc acc, XVec x, WVec w) { return acc + x * w; }
-  static float Sum(const Acc& a) { return (a[0] + a[1]) + (a[2] + a[3]); }
-  static void Reduce4(const Acc& a, const Acc& b, const Acc& c, const Acc& d, float* out) {
-    out[0] = Sum(a);
-    out[1] = Sum(b);
-    out[2] = Sum(c);
-    out[3] = Sum(d);
+  static void Store(float* p, const Acc& a) { __builtin_memcpy(p, &a, sizeof(a)); }
+  static Acc Add(const Acc& a, const Acc& b) { return a + b; }
+  static Float4 Broadcast(float x) { return Float4{x, x, x, x}; }
+};
+
+struct PortableF32 : PortableBase {
+  using XStep = Float4;
+  using WStep = Float4;
+  static constexpr int kStep = 1;
+  static constexpr int kRows = 4;
+  static constexpr int Vectors(int64_t) { return 2; }
+
+  static XStep LoadX(const X* p) { return Broadcast(*p); }
+  static WStep LoadW(const uint32_t* p) {
+    WStep w;
+    __builtin_memcpy(&w, p, sizeof(w));
+    return w;
+  }
+  static Acc Fma(const Acc& acc, const XStep& x, const WStep& w) { return acc + x * w; }
+};
+
+// A float32 is a bfloat16 with 16 zero bits below; the pair's first element is in the lower half
+// of the word.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+struct PortableWidened : PortableBase {
+  struct XStep {
+    Float4 even, odd;
+  };
+  using WStep = XStep;
+  static constexpr int kStep = 2;
+  static constexpr int kRows = 4;
+  static constexpr int Vectors(int64_t) { return 2; }
+
+  static XStep LoadX(const X* p) { return {Broadcast(p[0]), Broadcast(p[1])}; }
+  static WStep LoadW(const uint32_t* p) {
+    Word4 pairs;
+    __builtin_memcpy(&pairs, p, sizeof(pairs));
+    return {reinterpret_cast<Float4>(pairs << 16), reinterpret_cast<Float4>(pairs & 0xffff0000u)};
+  }
+  static Acc Fma(const Acc& acc, const XStep& x, const WStep& w) {
+    return acc + x.even * w.even + x.odd * w.odd;
   }
 };
 
@@ -50,7 +73,7 @@ void Round(const float* x, int64_t count, void* out) {
 
 }  // namespace
 
-const LinearKernels kLinearPortable = {LinearColumns<Portable<float>>,
-                                       LinearColumns<Portable<BF16>>, Round, sizeof(float)};
+const LinearKernels kLinearPortable = {KernelOf<PortableF32>(), KernelOf<PortableWidened>(), Round,
+                                       sizeof(float)};
 
 }  // namespace lockstep

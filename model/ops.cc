@@ -35,12 +35,16 @@ const LinearKernels& KernelsOf(CpuIsa isa) {
 // Below this many elements handing out the work costs more than it saves.
 constexpr int64_t kMinParallelElements = 16384;
 
-// x rounded to bfloat16 in the workspace, rows without gaps.
-void RoundRows(const MatrixView& x, const LinearKernels& kernels, const OpContext& context) {
+// x rounded to bfloat16 in the workspace, rows of an even number of elements.
+void RoundRows(const MatrixView& x, int64_t stride, const LinearKernels& kernels,
+               const OpContext& context) {
+  const int64_t row_bytes = stride * kernels.rounded_bytes;
+  const int64_t used_bytes = x.cols * kernels.rounded_bytes;
   char* out = context.workspace.as<char>();
   const auto round = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      kernels.round(x.row<const float>(t), x.cols, out + t * x.cols * kernels.rounded_bytes);
+      kernels.round(x.row<const float>(t), x.cols, out + t * row_bytes);
+      std::memset(out + t * row_bytes + used_bytes, 0, row_bytes - used_bytes);
     }
   };
   ParallelFor(context, x.rows, std::max<int64_t>(1, kMinParallelElements / x.cols), round);
@@ -65,51 +69,65 @@ void NormRow(const float* x, const float* weight, float eps, int64_t n, float* o
 }  // namespace
 
 int64_t LinearWorkspaceBytes(int64_t rows, int64_t cols, DType weight_dtype, CpuIsa isa) {
-  return weight_dtype == DType::kF32 ? 0 : rows * cols * KernelsOf(isa).rounded_bytes;
+  if (weight_dtype == DType::kF32) return 0;
+  return rows * 2 * PackedSteps(cols, weight_dtype) * KernelsOf(isa).rounded_bytes;
 }
 
-void Linear(const MatrixView& x, const MatrixView& weight, const float* bias, const MatrixView& y,
+void Linear(const MatrixView& x, const PackedMatrix& weight, const float* bias, const MatrixView& y,
             const OpContext& context) {
-  LOCKSTEP_CHECK(IsF32(x) && IsF32(y) && weight.dtype != DType::kF16);
+  LOCKSTEP_CHECK(IsF32(x) && IsF32(y));
   LOCKSTEP_CHECK(x.cols == weight.cols && y.cols == weight.rows && x.rows == y.rows);
   LOCKSTEP_CHECK(x.cols > 0);
   if (x.rows == 0) return;
   const LinearKernels& kernels = KernelsOf(context.isa);
-  LinearArgs args = {x.data,        x.stride, weight.data,
-                     weight.stride, bias,     static_cast<float*>(y.data),
-                     y.stride,      x.rows,   x.cols};
-  const bool f32 = IsF32(weight);
+  const bool f32 = weight.dtype == DType::kF32;
+  const LinearKernel& kernel = f32 ? kernels.f32 : kernels.bf16;
+  LinearArgs args = {x.data,
+                     x.stride,
+                     weight.data,
+                     bias,
+                     static_cast<float*>(y.data),
+                     y.stride,
+                     PackedSteps(weight.cols, weight.dtype)};
   if (!f32) {
     LOCKSTEP_CHECK(context.workspace.size_bytes() >=
                    LinearWorkspaceBytes(x.rows, x.cols, weight.dtype, context.isa));
-    RoundRows(x, kernels, context);
     args.x = context.workspace.data();
-    args.x_stride = x.cols;
+    args.x_stride = 2 * args.steps;
+    RoundRows(x, args.x_stride, kernels, context);
   }
-  const auto columns = [&](int64_t begin, int64_t end) {
-    (f32 ? kernels.f32 : kernels.bf16)(args, Range{begin, end});
+  // The unit of work is a block of rows times columns that are computed together. Units of the same
+  // rows follow each other, so a thread's units share what is read of x.
+  const int64_t row_blocks = (x.rows + kLinearRowBlock - 1) / kLinearRowBlock;
+  const int64_t columns = kernel.columns_at_once(std::min(x.rows, kLinearRowBlock));
+  const int64_t column_blocks = (weight.rows + columns - 1) / columns;
+  const auto run = [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / column_blocks * kLinearRowBlock;
+      const int64_t first = begin % column_blocks;
+      const int64_t last = std::min(column_blocks, first + (end - begin));
+      kernel.run(args, {row, std::min(x.rows, row + kLinearRowBlock)},
+                 {first * columns, std::min(weight.rows, last * columns)});
+      begin += last - first;
+    }
   };
-  constexpr int64_t kGrain = 16;  // columns: a cache line of y, and whole tiles
-  ParallelFor(context, weight.rows, kGrain, columns);
+  ParallelFor(context, row_blocks * column_blocks, 1, run);
 }
 
-void GatherRows(std::span<const int32_t> ids, Range vocab, const MatrixView& table,
+void GatherRows(std::span<const int32_t> ids, Range vocab, const PackedMatrix& table,
                 const MatrixView& out, const OpContext& context) {
   LOCKSTEP_CHECK(static_cast<int64_t>(ids.size()) == out.rows && table.cols == out.cols);
   LOCKSTEP_CHECK(table.rows == vocab.size() && IsF32(out));
   const auto gather = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* row = out.row<float>(t);
-      if (ids[t] < vocab.begin || ids[t] >= vocab.end) {
-        std::memset(row, 0, out.cols * sizeof(float));
-        continue;
+      if (vocab.begin <= ids[t] && ids[t] < vocab.end) {
+        UnpackRow(table, ids[t] - vocab.begin, out.row<float>(t));
+      } else {
+        std::memset(out.row<float>(t), 0, out.cols * sizeof(float));
       }
-      const int64_t offset = (ids[t] - vocab.begin) * table.stride * SizeOf(table.dtype);
-      Convert(table.dtype, static_cast<const char*>(table.data) + offset, DType::kF32, row,
-              out.cols);
     }
   };
-  ParallelFor(context, out.rows, 16, gather);
+  ParallelFor(context, out.rows, 8, gather);
 }
 
 void RmsNorm(const MatrixView& x, const float* weight, float eps, const MatrixView& out,

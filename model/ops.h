@@ -13,6 +13,7 @@
 #include <span>
 
 #include "model/cpu_isa.h"
+#include "model/linear_packing.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/range.h"
 #include "runtime/core/thread_pool.h"
@@ -29,15 +30,15 @@ struct OpContext {
 // Scratch memory for a product of T rows of K elements.
 int64_t LinearWorkspaceBytes(int64_t rows, int64_t cols, DType weight_dtype, CpuIsa isa);
 
-// y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], may be null). weight: float32 or bfloat16, in
-// which case x is rounded to bfloat16 (nearest-even) first, on every instruction set and for every
-// T; products are added in float32.
-void Linear(const MatrixView& x, const MatrixView& weight, const float* bias, const MatrixView& y,
+// y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], may be null). weight: packed float32 or bfloat16,
+// in which case x is rounded to bfloat16 (nearest-even) first, on every instruction set and for
+// every T; products are added in float32.
+void Linear(const MatrixView& x, const PackedMatrix& weight, const float* bias, const MatrixView& y,
             const OpContext& context);
 
 // out[t] = table[ids[t] - vocab.begin] as float32 where ids[t] is in `vocab`, else zeros. table is
-// float32 or bfloat16 [vocab.size(), E], out [T, E].
-void GatherRows(std::span<const int32_t> ids, Range vocab, const MatrixView& table,
+// packed, as the head's weight that it may be, [vocab.size(), E]; out [T, E].
+void GatherRows(std::span<const int32_t> ids, Range vocab, const PackedMatrix& table,
                 const MatrixView& out, const OpContext& context);
 
 // out = x / sqrt(mean(x^2) + eps) * weight, row by row. x, out: [T, E], may be the same; weight

@@ -20,9 +20,10 @@ class ThreadPool {
 
   int num_threads() const;
 
-  // Calls fn(begin, end) for consecutive pieces of [0, count) and returns when all are done. The
-  // pieces are a static split into num_threads near-equal parts whose borders are multiples of
-  // `grain`; a piece may be empty and is then skipped. fn may not throw.
+  // Calls fn(begin, end) for pieces that together are [0, count), each index once, and returns when
+  // all are done. Borders of pieces are multiples of `grain`; which thread does which piece, and
+  // how many there are, is not said and differs from call to call. count / grain is below 2^31. fn
+  // may not throw.
   void ParallelFor(int64_t count, int64_t grain,
                    const std::function<void(int64_t begin, int64_t end)>& fn);
 

@@ -44,6 +44,27 @@ void Fill(Matrix& m, uint32_t seed, float scale = 1) {
   }
 }
 
+// The matrix in the layout that products read.
+class Packed {
+ public:
+  explicit Packed(const Matrix& m) {
+    const int64_t bytes = PackedBytes(m.view.rows, m.view.cols, m.view.dtype);
+    storage_ = Buffer::Create(bytes, "packed").value();
+    std::memset(storage_.data(), 0xff, bytes);  // NaN where packing forgets something
+    const int64_t row_bytes = m.view.cols * SizeOf(m.view.dtype);
+    for (int64_t r = 0; r < m.view.rows; ++r) {
+      std::memcpy(storage_.as<char>() + r * row_bytes,
+                  m.bytes.data() + r * m.view.stride * SizeOf(m.view.dtype), row_bytes);
+    }
+    view_ = PackInPlace(storage_, m.view.dtype, m.view.rows, m.view.cols);
+  }
+  const PackedMatrix& view() const { return view_; }
+
+ private:
+  Buffer storage_;
+  PackedMatrix view_;
+};
+
 void Poison(Matrix& m) {
   for (int64_t i = 0; i < m.view.rows * m.view.stride; ++i) m.view.row<float>(0)[i] = kNaN;
 }
@@ -85,15 +106,21 @@ TEST_P(LinearTest, MatchesDoublePrecision) {
                                    {9, 24, 257},
                                    {7, 33, 2048},
                                    {3, 9, 2049},
+                                   {6, 65, 40},
+                                   {7, 49, 64},
+                                   {8, 95, 130},
+                                   {11, 130, 77},
+                                   {97, 50, 19},
                                    {70, 10, 4101},
                                    {1, 40, 5000}}) {
     Matrix x(rows, k, k + 3), w(n, k, k + 5, WeightDType()), y(rows, n, n + 2), bias(1, n, n);
     Fill(x, 1);
     Fill(w, 2, 0.1f);
     Fill(bias, 3);
+    const Packed packed(w);
     for (const float* b : {static_cast<const float*>(nullptr), bias.view.row<const float>(0)}) {
       Poison(y);
-      Linear(x.view, w.view, b, y.view, Context(Isa()));
+      Linear(x.view, packed.view(), b, y.view, Context(Isa()));
       for (int64_t t = 0; t < rows; ++t) {
         for (int64_t c = 0; c < n; ++c) {
           double sum = 0;
@@ -117,12 +144,13 @@ TEST_P(LinearTest, MatchesDoublePrecision) {
 
 TEST_P(LinearTest, ARowsBitsDependOnTheRowAlone) {
   const int64_t k = 2100;
-  const int64_t n = 37;
-  const int64_t rows = 67;
+  const int64_t n = 101;
+  const int64_t rows = 131;
   Matrix x(rows, k, k), w(n, k, k, WeightDType()), whole(rows, n, n), one(1, n, n);
   Fill(x, 4);
   Fill(w, 5);
-  Linear(x.view, w.view, nullptr, whole.view, Context(Isa()));
+  const Packed packed(w);
+  Linear(x.view, packed.view(), nullptr, whole.view, Context(Isa()));
   const auto expect_rows_equal = [&](const MatrixView& y, int64_t first) {
     for (int64_t t = 0; t < y.rows; ++t) {
       ASSERT_EQ(std::memcmp(y.row<float>(t), whole.view.row<float>(first + t), n * 4), 0)
@@ -130,19 +158,20 @@ TEST_P(LinearTest, ARowsBitsDependOnTheRowAlone) {
     }
   };
   for (int64_t t = 0; t < rows; ++t) {  // alone
-    Linear({x.view.row<float>(t), DType::kF32, 1, k, k}, w.view, nullptr, one.view, Context(Isa()));
+    Linear({x.view.row<float>(t), DType::kF32, 1, k, k}, packed.view(), nullptr, one.view,
+           Context(Isa()));
     expect_rows_equal(one.view, t);
   }
-  for (int64_t count = 2; count <= 9; ++count) {  // in batches of every height, elsewhere in them
+  for (int64_t count = 2; count <= 17; ++count) {  // in batches of every height, elsewhere in them
     Matrix part(count, n, n);
-    Linear({x.view.row<float>(11), DType::kF32, count, k, k}, w.view, nullptr, part.view,
+    Linear({x.view.row<float>(11), DType::kF32, count, k, k}, packed.view(), nullptr, part.view,
            Context(Isa()));
     expect_rows_equal(part.view, 11);
   }
   for (int num_threads : {1, 3, 5}) {
     ThreadPool threads(num_threads);
     Matrix again(rows, n, n);
-    Linear(x.view, w.view, nullptr, again.view, {threads, workspace_, Isa()});
+    Linear(x.view, packed.view(), nullptr, again.view, {threads, workspace_, Isa()});
     expect_rows_equal(again.view, 0);
   }
 }
@@ -151,11 +180,12 @@ TEST_P(LinearTest, KeepsInfinitiesAndNaN) {
   Matrix x(1, 40, 40), w(1, 40, 40, WeightDType()), y(1, 1, 1);
   Fill(x, 6);
   Fill(w, 7);
+  const Packed packed(w);
   x.view.row<float>(0)[33] = kNaN;
-  Linear(x.view, w.view, nullptr, y.view, Context(Isa()));
+  Linear(x.view, packed.view(), nullptr, y.view, Context(Isa()));
   EXPECT_TRUE(std::isnan(y.At(0, 0)));
   x.view.row<float>(0)[33] = std::numeric_limits<float>::infinity();
-  Linear(x.view, w.view, nullptr, y.view, Context(Isa()));
+  Linear(x.view, packed.view(), nullptr, y.view, Context(Isa()));
   EXPECT_TRUE(std::isinf(y.At(0, 0)));
 }
 
@@ -174,7 +204,7 @@ TEST_F(OpsTest, GatherRowsFillsOtherRanksTokensWithZeros) {
     Fill(table, 8);
     Poison(out);
     const std::vector<int32_t> ids = {9, 10, 14, 15};
-    GatherRows(ids, {10, 15}, table.view, out.view, Context());
+    GatherRows(ids, {10, 15}, Packed(table).view(), out.view, Context());
     for (int64_t c = 0; c < 9; ++c) {
       EXPECT_EQ(out.At(0, c), 0);
       EXPECT_EQ(out.At(1, c), table.At(0, c));
@@ -300,9 +330,10 @@ TEST_F(OpsTest, NoRowsIsNoWork) {
   Matrix x(0, 8, 8), w(4, 8, 8), y(0, 4, 4), weight(1, 8, 8);
   Fill(w, 18);
   Fill(weight, 19);
-  Linear(x.view, w.view, nullptr, y.view, Context());
+  const Packed packed(w);
+  Linear(x.view, packed.view(), nullptr, y.view, Context());
   RmsNorm(x.view, weight.view.row<float>(0), 1e-6f, x.view, Context());
-  GatherRows({}, {0, 4}, w.view, x.view, Context());
+  GatherRows({}, {0, 4}, packed.view(), x.view, Context());
 }
 
 }  // namespace
