@@ -2,54 +2,45 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <csignal>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "launch/answer.h"
 #include "launch/engine_session.h"
+#include "launch/generate_prompts.h"
+#include "launch/generate_statistics.h"
+#include "launch/output_file.h"
 #include "launch/result_writer.h"
-#include "launch/tokenizer_loading.h"
-#include "runtime/core/file.h"
-#include "runtime/core/json.h"
-#include "runtime/text_output.h"
 
 namespace lockstep {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+// Set by Ctrl-C once the engine runs.
+volatile std::sig_atomic_t interrupted = 0;
 
-// One prompt on its way to an answer.
-struct Answer {
-  std::vector<int32_t> prompt_ids;
-  std::vector<int32_t> token_ids;
-  std::optional<TextOutput> text_output;  // none without a tokenizer
-  std::string text;                       // with --json: all of it
-  std::string unprinted;                  // waits until earlier prompts have ended
-  FinishReason finish = FinishReason::kNone;
-  std::optional<Clock::time_point> first_token_time;
+// Ends what runs at its next token; a second Ctrl-C ends the process.
+void CatchInterrupt() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+}
+
+// What is there of a prompt between its submission and the printing of its last answer.
+struct PromptState {
+  RequestId id = 0;
+  std::vector<int32_t> prompt_ids;  // with --json
+  std::vector<PositionLogprobs> prompt_logprobs;
+  AnswerContext context;
+  std::vector<Answer> answers;  // by choice; empty before and after
+  int32_t num_ended = 0;
 };
-
-const char* Name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kError:
-      return "error";
-    case FinishReason::kNone:
-      break;
-  }
-  LOCKSTEP_CHECK(false);
-}
-
-std::string Rate(int64_t tokens, double seconds) {
-  return seconds > 0 ? absl::StrFormat("%.1f tokens/s", tokens / seconds) : "no rate";
-}
 
 class GenerateJob : public EngineJob {
  public:
@@ -60,222 +51,227 @@ class GenerateJob : public EngineJob {
   absl::Status Finish(const Engine& engine, const SessionInfo& session) override;
 
  private:
-  absl::Status LoadTextTools(const std::string& model);
-  absl::StatusOr<std::vector<int32_t>> EncodePrompt(const PromptInput& prompt) const;
-  absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const;
+  absl::Status CheckStepLog() const;
+  void SetSeeds();
+  void SubmitMore();
+  void SubmitPrompt(size_t index);
+  void Open(size_t index);
   bool OnEvent(size_t index, const RequestEvent& event);
-  void AddToken(Answer& answer, int32_t id);
-  void EndAnswer(size_t index, FinishReason finish);
-  std::string JsonLine(size_t index) const;
+  void EndAnswer(size_t index, int32_t choice, FinishReason finish);
   bool PrintInOrder();
-  void LogStatistics(const Engine& engine, const SessionInfo& session) const;
+  void CancelAll();
 
   const GenerateOptions& options_;
-  EffectiveSampling sampling_;
-  std::unique_ptr<Tokenizer> tokenizer_;  // nullptr: the model has none
-  std::unique_ptr<ChatFormat> chat_;      // with --chat
-  std::vector<Answer> answers_;           // in the order of the prompts
-  size_t next_to_print_ = 0;
+  std::optional<PromptEncoder> encoder_;
+  GeneratePrompts prompts_;
+  int64_t vocab_size_ = 0;
+
+  Engine* engine_ = nullptr;
+  std::vector<PromptState> states_;  // as prompts_
+  std::vector<size_t> order_;        // of submission
+  size_t num_submitted_ = 0;
+  int64_t num_open_ = 0;  // answers that are submitted and have not ended
+  bool cancelled_ = false;
+  int64_t num_answers_ = 0;
+  int64_t num_incomplete_ = 0;
+  size_t next_prompt_ = 0;  // to print
+  size_t next_choice_ = 0;
   ResultWriter writer_;
   std::string request_error_;  // the first
-  Clock::time_point start_;
+  FirstTokenTimes first_tokens_;
 };
 
 absl::Status GenerateJob::Prepare(const ModelSource& source) {
-  LOCKSTEP_ASSIGN_OR_RETURN(sampling_,
-                            ResolveSampling(options_.sampling, source.generation, source.config));
-  LOCKSTEP_RETURN_IF_ERROR(LoadTextTools(options_.engine.model));
-  LOCKSTEP_ASSIGN_OR_RETURN(const StopMatcher matcher, StopMatcher::Create(options_.stop));
+  LOCKSTEP_RETURN_IF_ERROR(CheckStepLog());
+  LOCKSTEP_ASSIGN_OR_RETURN(encoder_, PromptEncoder::Create(options_.engine.model, options_.chat));
+  LOCKSTEP_ASSIGN_OR_RETURN(prompts_, PreparePrompts(options_, source, *encoder_));
+  vocab_size_ = source.config.vocab_size;
+  return absl::OkStatus();
+}
+
+absl::Status GenerateJob::CheckStepLog() const {
+  std::vector<std::string> inputs;
   for (const PromptInput& prompt : options_.prompts) {
-    Answer& answer = answers_.emplace_back();
-    LOCKSTEP_ASSIGN_OR_RETURN(answer.prompt_ids, EncodePrompt(prompt));
-    if (tokenizer_ != nullptr) {
-      answer.text_output.emplace(StreamDecoder(tokenizer_.get(), /*skip_special_tokens=*/true),
-                                 matcher);
+    if (prompt.kind == PromptInput::Kind::kFile || prompt.kind == PromptInput::Kind::kLines) {
+      inputs.push_back(prompt.text);
     }
   }
-  return absl::OkStatus();
-}
-
-// The tokenizer, where the model has one, and with --chat the template.
-absl::Status GenerateJob::LoadTextTools(const std::string& model) {
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(model);
-  if (tokenizer.ok()) {
-    tokenizer_ = *std::move(tokenizer);
-  } else if (!absl::IsNotFound(tokenizer.status())) {
-    return tokenizer.status();
-  }
-  const bool has_text =
-      std::any_of(options_.prompts.begin(), options_.prompts.end(),
-                  [](const PromptInput& prompt) { return prompt.kind != PromptInput::Kind::kIds; });
-  if (tokenizer_ == nullptr) {
-    if (has_text || !options_.stop.empty()) {
-      return Annotate(tokenizer.status(), has_text
-                                              ? "a text prompt needs a tokenizer (or give --ids)"
-                                              : "--stop needs a tokenizer");
-    }
-    if (!options_.json) LogInfo("the model has no tokenizer: the answer is printed as token ids");
-  }
-  if (options_.chat) {
-    LOCKSTEP_ASSIGN_OR_RETURN(chat_, LoadChatFormat(model));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<int32_t>> GenerateJob::EncodePrompt(const PromptInput& prompt) const {
-  switch (prompt.kind) {
-    case PromptInput::Kind::kIds:
-      return prompt.ids;
-    case PromptInput::Kind::kText: {
-      absl::StatusOr<std::vector<int32_t>> ids = EncodeText(prompt.text);
-      return ids.ok() ? ids : Annotate(ids.status(), "--prompt");
-    }
-    case PromptInput::Kind::kFile: {
-      LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadFile(prompt.text, FileKind::kAny));
-      if (text.empty()) {
-        return absl::InvalidArgumentError(
-            absl::StrFormat("--prompt-file %s: the file is empty", prompt.text));
-      }
-      absl::StatusOr<std::vector<int32_t>> ids = EncodeText(text);
-      return ids.ok() ? ids : Annotate(ids.status(), "--prompt-file " + prompt.text);
-    }
-  }
-  LOCKSTEP_CHECK(false);
-}
-
-absl::StatusOr<std::vector<int32_t>> GenerateJob::EncodeText(const std::string& text) const {
-  if (chat_ == nullptr) return tokenizer_->Encode(text, /*add_special_tokens=*/true);
-  const OrderedJson input = {
-      {"messages", OrderedJson::array({{{"role", "user"}, {"content", text}}})}};
-  LOCKSTEP_ASSIGN_OR_RETURN(const std::string rendered, chat_->Render(input));
-  return tokenizer_->Encode(rendered, /*add_special_tokens=*/false);
+  return CheckOutputIsNoInput("--step-log", options_.engine.engine.step_log, options_.engine.model,
+                              inputs);
 }
 
 absl::Status GenerateJob::Submit(Engine& engine, const SessionInfo&) {
-  if (!options_.sampling.seed.has_value()) {
-    std::random_device random;
-    sampling_.params.seed = (uint64_t{random()} << 32) | random();
+  LOCKSTEP_RETURN_IF_ERROR(
+      CheckPromptLengths(prompts_.prompts, vocab_size_, engine.max_model_len()));
+  engine_ = &engine;
+  if (!encoder_->has_tokenizer() && !options_.json) {
+    LogInfo("the model has no tokenizer: the answer is printed as token ids");
   }
-  for (size_t i = 0; i < answers_.size(); ++i) {
-    Request request;
-    request.prompt = answers_[i].prompt_ids;
-    request.sampling = sampling_.params;
-    // A seed that was asked for counts for each prompt, whatever its neighbours; without one, equal
-    // prompts are to get different answers.
-    if (!options_.sampling.seed.has_value()) request.sampling.seed += i;
-    request.on_event = [this, i](const RequestEvent& event) { return OnEvent(i, event); };
-    const absl::Status status = engine.Submit(std::move(request)).status();
-    if (!status.ok()) {
-      return answers_.size() == 1 ? status : Annotate(status, absl::StrFormat("prompt %d", i));
-    }
-  }
-  LogInfo(sampling_.summary);
-  // At the start, so that an answer that was cut short can be had again.
-  if (sampling_.params.temperature > 0) {
-    const bool one_seed = options_.sampling.seed.has_value() || answers_.size() == 1;
-    LogInfo(absl::StrFormat("seed: %d%s", sampling_.params.seed,
-                            one_seed ? "" : " + index of the prompt"));
-  }
-  for (const std::string& warning : sampling_.warnings) LogWarning(warning);
-  start_ = Clock::now();
+  LogInfo(prompts_.summary);
+  SetSeeds();
+  states_.resize(prompts_.prompts.size());
+  order_.resize(states_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  std::stable_sort(order_.begin(), order_.end(), [this](size_t a, size_t b) {
+    return prompts_.prompts[a].request.priority < prompts_.prompts[b].request.priority;
+  });
+  CatchInterrupt();
+  first_tokens_.Start(states_.size());
+  SubmitMore();
   return absl::OkStatus();
 }
 
-// False ends the request: a stop string was found, or nobody reads on.
+// A seed that was asked for counts for each prompt, whatever its neighbours; without one, equal
+// prompts are to get different answers.
+void GenerateJob::SetSeeds() {
+  std::random_device random;
+  const uint64_t seed = (uint64_t{random()} << 32) | random();
+  bool draws = false;
+  bool draws_without_seed = false;
+  for (GeneratePrompt& prompt : prompts_.prompts) {
+    SamplingParams& sampling = prompt.request.sampling;
+    if (!prompt.has_seed) sampling.seed = seed + static_cast<uint64_t>(num_answers_);
+    num_answers_ += sampling.n;
+    draws = draws || sampling.temperature > 0;
+    draws_without_seed = draws_without_seed || (sampling.temperature > 0 && !prompt.has_seed);
+  }
+  // At the start, so that an answer that was cut short can be had again.
+  if (draws_without_seed) {
+    const bool one_each = num_answers_ == std::ssize(prompts_.prompts);
+    LogInfo(absl::StrFormat("seed: %d%s", seed,
+                            num_answers_ == 1 ? ""
+                            : one_each        ? " + index of the prompt"
+                                              : " + number of the answer, from 0"));
+  } else if (draws && options_.sampling.seed.has_value()) {
+    LogInfo(absl::StrFormat("seed: %d", *options_.sampling.seed));
+  }
+}
+
+// Keeps the engine's queue filled, and no more: requests that wait hold memory.
+void GenerateJob::SubmitMore() {
+  const int64_t enough = 2 * options_.engine.engine.max_num_seqs;
+  while (!cancelled_ && num_submitted_ < order_.size() && num_open_ < enough) {
+    SubmitPrompt(order_[num_submitted_++]);
+  }
+}
+
+void GenerateJob::SubmitPrompt(size_t index) {
+  Open(index);
+  PromptState& state = states_[index];
+  Request request = std::move(prompts_.prompts[index].request);
+  request.on_event = [this, index](const RequestEvent& event) { return OnEvent(index, event); };
+  request.on_prompt_logprobs = [&state](int64_t, std::span<const PositionLogprobs> logprobs) {
+    state.prompt_logprobs.insert(state.prompt_logprobs.end(), logprobs.begin(), logprobs.end());
+  };
+  const absl::StatusOr<RequestId> id = engine_->Submit(std::move(request));
+  LOCKSTEP_CHECK(id.ok());  // checked in Submit
+  state.id = *id;
+}
+
+// Makes the prompt's answers, all empty.
+void GenerateJob::Open(size_t index) {
+  PromptState& state = states_[index];
+  const GeneratePrompt& prompt = prompts_.prompts[index];
+  const SamplingParams& sampling = prompt.request.sampling;
+  if (options_.json) state.prompt_ids = prompt.request.prompt;
+  for (int32_t choice = 0; choice < sampling.n; ++choice) {
+    std::optional<TextOutput> text_output;
+    if (encoder_->has_tokenizer()) {
+      absl::StatusOr<StopMatcher> matcher = StopMatcher::Create(prompt.stop);
+      LOCKSTEP_CHECK(matcher.ok());
+      text_output.emplace(StreamDecoder(encoder_->tokenizer(), /*skip_special_tokens=*/true),
+                          *std::move(matcher), sampling.min_tokens);
+    }
+    state.answers.emplace_back(choice, options_.json, std::move(text_output));
+    if (!options_.json && sampling.n > 1) {
+      state.answers.back().PrintFirst(
+          absl::StrFormat("== prompt %d, choice %d ==\n", index, choice));
+    }
+  }
+  state.context = {.prompt_index = index,
+                   .num_choices = sampling.n,
+                   .wants_logprobs = sampling.num_logprobs.has_value(),
+                   .wants_prompt_logprobs = sampling.num_prompt_logprobs.has_value()};
+  num_open_ += sampling.n;
+}
+
+// False ends the choice: a stop string was found, or nobody reads on.
 bool GenerateJob::OnEvent(size_t index, const RequestEvent& event) {
-  Answer& answer = answers_[index];
-  if (event.token.has_value()) AddToken(answer, *event.token);
+  Answer& answer = states_[index].answers[static_cast<size_t>(event.choice)];
+  if (event.token.has_value()) first_tokens_.Note(index);
+  answer.Add(event);
   if (event.finish == FinishReason::kError && request_error_.empty()) {
-    request_error_ = absl::StrFormat("prompt %d: %s", index, event.error);
+    const std::string name = PromptName(prompts_.prompts, index);
+    request_error_ = absl::StrFormat("%s: %s", name.empty() ? "prompt 0" : name, event.error);
   }
-  const bool stopped = answer.text_output.has_value() && answer.text_output->stopped();
+  const bool stopped = answer.stopped();
   if (stopped) {
-    EndAnswer(index, FinishReason::kStop);
+    EndAnswer(index, event.choice, FinishReason::kStop);
   } else if (event.finish != FinishReason::kNone) {
-    EndAnswer(index, event.finish);
+    EndAnswer(index, event.choice, event.finish);
   }
-  return PrintInOrder() && !stopped;
+  const bool listens = PrintInOrder();
+  if (!listens || interrupted != 0) CancelAll();
+  SubmitMore();
+  return listens && !stopped;
 }
 
-void GenerateJob::AddToken(Answer& answer, int32_t id) {
-  if (!answer.first_token_time.has_value()) answer.first_token_time = Clock::now();
-  answer.token_ids.push_back(id);
-  if (answer.text_output.has_value()) {
-    const std::string piece = answer.text_output->Push(id);
-    (options_.json ? answer.text : answer.unprinted) += piece;
-  } else if (!options_.json) {
-    absl::StrAppend(&answer.unprinted, answer.token_ids.size() > 1 ? "," : "", id);
-  }
+void GenerateJob::EndAnswer(size_t index, int32_t choice, FinishReason finish) {
+  PromptState& state = states_[index];
+  if (finish == FinishReason::kCancelled) ++num_incomplete_;
+  state.context.prompt_ids = state.prompt_ids;
+  state.context.prompt_logprobs = state.prompt_logprobs;
+  state.answers[static_cast<size_t>(choice)].End(finish, state.context, encoder_->tokenizer());
+  ++state.num_ended;
+  --num_open_;
 }
 
-void GenerateJob::EndAnswer(size_t index, FinishReason finish) {
-  Answer& answer = answers_[index];
-  answer.finish = finish;
-  if (answer.text_output.has_value() && !answer.text_output->stopped()) {
-    const std::string rest = answer.text_output->Finish();
-    (options_.json ? answer.text : answer.unprinted) += rest;
-    if (answer.text_output->stopped()) answer.finish = FinishReason::kStop;
-  }
-  answer.unprinted += options_.json ? JsonLine(index) : "\n";
-}
-
-std::string GenerateJob::JsonLine(size_t index) const {
-  const Answer& answer = answers_[index];
-  OrderedJson line;
-  line["prompt_index"] = index;
-  line["prompt_token_ids"] = answer.prompt_ids;
-  line["token_ids"] = answer.token_ids;
-  line["text"] = answer.text_output.has_value() ? OrderedJson(answer.text) : OrderedJson();
-  line["finish_reason"] = Name(answer.finish);
-  return DumpJson(line) + "\n";
-}
-
-// Prints what is there of the first prompt that has not ended; prompts run side by side, but are
-// answered in order. False when nothing more can be printed.
+// Prints what is there of the first answer that has not ended; answers are made side by side, but
+// printed in order. False when nothing more can be printed.
 bool GenerateJob::PrintInOrder() {
-  while (next_to_print_ < answers_.size()) {
-    Answer& answer = answers_[next_to_print_];
-    if (!writer_.Write(std::exchange(answer.unprinted, {}))) return false;
-    if (answer.finish == FinishReason::kNone) break;
-    ++next_to_print_;
+  while (next_prompt_ < states_.size()) {
+    PromptState& state = states_[next_prompt_];
+    if (state.answers.empty()) return writer_.Write("");  // not submitted yet
+    Answer& answer = state.answers[next_choice_];
+    if (!writer_.Write(answer.TakeUnprinted())) return false;
+    if (!answer.ended()) return true;
+    if (++next_choice_ < state.answers.size()) continue;
+    state = PromptState();
+    ++next_prompt_;
+    next_choice_ = 0;
   }
   return true;
+}
+
+// Ends all prompts, also those whose turn has not come.
+void GenerateJob::CancelAll() {
+  if (cancelled_) return;
+  cancelled_ = true;
+  for (size_t i = 0; i < num_submitted_; ++i) {
+    const PromptState& state = states_[order_[i]];
+    if (!state.answers.empty() && state.num_ended < std::ssize(state.answers)) {
+      engine_->Cancel(state.id);
+    }
+  }
+  for (; num_submitted_ < order_.size(); ++num_submitted_) {
+    const size_t index = order_[num_submitted_];
+    Open(index);
+    for (size_t choice = 0; choice < states_[index].answers.size(); ++choice) {
+      EndAnswer(index, static_cast<int32_t>(choice), FinishReason::kCancelled);
+    }
+    PrintInOrder();
+  }
 }
 
 absl::Status GenerateJob::Finish(const Engine& engine, const SessionInfo& session) {
   LOCKSTEP_RETURN_IF_ERROR(writer_.status());
   // mpirun forwards the two streams apart, in any order: the end of the answer goes first.
   if (LaunchedByMpirun()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  LogStatistics(engine, session);
-  return request_error_.empty() ? absl::OkStatus() : absl::InternalError(request_error_);
-}
-
-void GenerateJob::LogStatistics(const Engine& engine, const SessionInfo& session) const {
-  double first_token_sum = 0;
-  double first_token_max = 0;
-  int64_t answered = 0;
-  for (const Answer& answer : answers_) {
-    if (!answer.first_token_time.has_value()) continue;
-    const double ttft = std::chrono::duration<double>(*answer.first_token_time - start_).count();
-    first_token_sum += ttft;
-    first_token_max = std::max(first_token_max, ttft);
-    ++answered;
-  }
-  std::string first_token = "none";
-  if (answered == 1) first_token = absl::StrFormat("%.3f s", first_token_max);
-  if (answered > 1) {
-    first_token = absl::StrFormat("%.3f s on average, %.3f s at most", first_token_sum / answered,
-                                  first_token_max);
-  }
-  const EngineStats& stats = engine.stats();
-  LogInfo(absl::StrFormat("load: %.2f s on %d rank%s of %d thread%s, %s", session.load_seconds,
-                          session.num_ranks, session.num_ranks == 1 ? "" : "s", session.num_threads,
-                          session.num_threads == 1 ? "" : "s", Name(session.dtype)));
-  LogInfo(absl::StrFormat("prefill: %d tokens in %.3f s, %s; time to first token: %s",
-                          stats.prompt_tokens, stats.prefill_seconds,
-                          Rate(stats.prompt_tokens, stats.prefill_seconds), first_token));
-  LogInfo(absl::StrFormat("decode: %d tokens in %.3f s, %s", stats.decode_tokens,
-                          stats.decode_seconds, Rate(stats.decode_tokens, stats.decode_seconds)));
+  LogStatistics(engine.stats(), session, first_tokens_);
+  if (!request_error_.empty()) return absl::InternalError(request_error_);
+  if (interrupted == 0 || num_incomplete_ == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("interrupted: %d of %d answers are incomplete",
+                                             num_incomplete_, num_answers_));
 }
 
 }  // namespace

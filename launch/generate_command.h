@@ -9,11 +9,11 @@
 
 namespace lockstep {
 
-// One prompt as given on the command line.
+// One prompt as given on the command line, or with kLines a file of them.
 struct PromptInput {
-  enum class Kind { kText, kFile, kIds };
+  enum class Kind { kText, kFile, kIds, kLines };
   Kind kind = Kind::kText;
-  std::string text;          // kText: the prompt; kFile: the path
+  std::string text;          // kText: the prompt; kFile, kLines: the path, "-" is stdin for kLines
   std::vector<int32_t> ids;  // kIds
 };
 
@@ -21,8 +21,7 @@ struct GenerateOptions {
   EngineFlags engine;
   std::vector<PromptInput> prompts;  // in the order given
   bool chat = false;                 // each text prompt is one user message
-  SamplingFlags sampling;
-  std::vector<std::string> stop;  // stop strings, none empty
+  SamplingFlags sampling;            // for prompts that do not say otherwise
   bool json = false;
 };
 

@@ -6,6 +6,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "runtime/core/json.h"
 #include "runtime/core/log.h"
+#include "runtime/kv_budget.h"
 
 namespace lockstep {
 
@@ -20,24 +21,19 @@ DType ResolveDType(const ModelConfig& config, const PlanOptions& options) {
   return dtype == DType::kF16 ? DType::kF32 : dtype;
 }
 
-absl::Status CheckOptions(const PlanOptions& options) {
-  if (options.block_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the block size must be at least 1, not %d", options.block_size));
+// Of one rank, in whole blocks.
+std::optional<int64_t> TokensThatFit(const PlanOptions& options, const RankPlan& rank) {
+  const int64_t bytes_per_block = rank.kv_bytes_per_token * options.block_size;
+  if (options.memory_gib.has_value()) {
+    const int64_t free_bytes = static_cast<int64_t>(*options.memory_gib * kGib) - rank.weight_bytes;
+    return free_bytes <= 0 ? 0 : free_bytes / bytes_per_block * options.block_size;
   }
-  if (options.memory_gib && !(*options.memory_gib > 0 && *options.memory_gib <= kMaxMemoryGib)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the memory of a rank must be above 0 and at most %g GiB, not %g",
-                        kMaxMemoryGib, *options.memory_gib));
-  }
-  return absl::OkStatus();
-}
-
-int64_t TokensThatFit(double memory_gib, int64_t weight_bytes, int64_t kv_bytes_per_token,
-                      int64_t block_size) {
-  const int64_t free_bytes = static_cast<int64_t>(memory_gib * kGib) - weight_bytes;
-  if (free_bytes <= 0) return 0;
-  return free_bytes / (kv_bytes_per_token * block_size) * block_size;
+  if (!options.kv_cache_memory_bytes.has_value()) return std::nullopt;
+  EngineOptions engine;
+  engine.kv_cache_memory_bytes = *options.kv_cache_memory_bytes;
+  const int64_t blocks = LocalNumBlocks(engine, /*wanted_model_len=*/1, bytes_per_block,
+                                        /*free_host_bytes=*/0, options.tp_size);
+  return blocks * options.block_size;
 }
 
 OrderedJson RangeJson(Range range) { return {range.begin, range.end}; }
@@ -60,6 +56,9 @@ std::string JsonText(const ModelPlan& plan, const PlanOptions& options) {
   json["dtype"] = std::string(Name(plan.dtype));
   json["block_size"] = options.block_size;
   json["memory_gib"] = options.memory_gib ? OrderedJson(*options.memory_gib) : OrderedJson(nullptr);
+  json["kv_cache_memory_bytes"] = options.kv_cache_memory_bytes
+                                      ? OrderedJson(*options.kv_cache_memory_bytes)
+                                      : OrderedJson(nullptr);
   json["num_layers"] = plan.config.num_layers;
   json["num_query_heads"] = plan.config.num_query_heads;
   json["num_kv_heads"] = plan.config.num_kv_heads;
@@ -109,6 +108,12 @@ std::string Table(const std::vector<Row>& rows) {
   return text;
 }
 
+std::string MemoryText(const PlanOptions& options) {
+  if (options.memory_gib) return absl::StrFormat("%g GiB a rank", *options.memory_gib);
+  return absl::StrFormat("%d bytes of KV memory for %d rank%s", *options.kv_cache_memory_bytes,
+                         options.tp_size, options.tp_size == 1 ? "" : "s");
+}
+
 std::string TableText(const ModelPlan& plan, const PlanOptions& options) {
   const ModelConfig& config = plan.config;
   std::string text = absl::StrFormat(
@@ -131,8 +136,8 @@ std::string TableText(const ModelPlan& plan, const PlanOptions& options) {
   }
   absl::StrAppend(&text, Table(rows));
   if (plan.tokens) {
-    absl::StrAppend(&text, absl::StrFormat("\n%d tokens fit in %g GiB a rank (blocks of %d)\n",
-                                           *plan.tokens, *options.memory_gib, options.block_size));
+    absl::StrAppend(&text, absl::StrFormat("\n%d tokens fit in %s (blocks of %d)\n", *plan.tokens,
+                                           MemoryText(options), options.block_size));
   }
   return text;
 }
@@ -170,8 +175,28 @@ int64_t KvBytesPerToken(const ModelConfig& config, const RankPartition& part, DT
   return 2 * config.num_layers * part.kv_heads.size() * config.head_dim * SizeOf(dtype);
 }
 
+absl::Status CheckPlanOptions(const PlanOptions& options) {
+  if (options.block_size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the block size must be at least 1, not %d", options.block_size));
+  }
+  if (options.memory_gib && !(*options.memory_gib > 0 && *options.memory_gib <= kMaxMemoryGib)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the memory of a rank must be above 0 and at most %g GiB, not %g",
+                        kMaxMemoryGib, *options.memory_gib));
+  }
+  if (options.memory_gib && options.kv_cache_memory_bytes) {
+    return absl::InvalidArgumentError(
+        "--memory-gib, which holds the weights too, and --kv-cache-memory exclude each other");
+  }
+  if (options.kv_cache_memory_bytes && *options.kv_cache_memory_bytes < 1) {
+    return absl::InvalidArgumentError("the KV cache memory must be at least 1 byte");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModelPlan> MakePlan(const ModelConfig& config, const PlanOptions& options) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckOptions(options));
+  LOCKSTEP_RETURN_IF_ERROR(CheckPlanOptions(options));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> parts,
                             PartitionModel(config.Dims(), options.tp_size));
   ModelPlan plan = {.config = config, .dtype = ResolveDType(config, options)};
@@ -179,9 +204,8 @@ absl::StatusOr<ModelPlan> MakePlan(const ModelConfig& config, const PlanOptions&
     RankPlan one = {.part = parts[rank]};
     one.weight_bytes = WeightBytes(config, one.part, static_cast<int>(rank), plan.dtype);
     one.kv_bytes_per_token = KvBytesPerToken(config, one.part, plan.dtype);
-    if (options.memory_gib) {
-      one.tokens = TokensThatFit(*options.memory_gib, one.weight_bytes, one.kv_bytes_per_token,
-                                 options.block_size);
+    one.tokens = TokensThatFit(options, one);
+    if (one.tokens) {
       plan.tokens = std::min(plan.tokens.value_or(*one.tokens), *one.tokens);
     }
     plan.ranks.push_back(std::move(one));
@@ -200,9 +224,8 @@ int RunPlan(const PlanOptions& options) {
     return 2;
   }
   if (plan->tokens == 0) {
-    LogWarning(
-        absl::StrFormat("%g GiB a rank cannot hold the weights and one KV block of %d tokens",
-                        *options.memory_gib, options.block_size));
+    LogWarning(absl::StrFormat("%s cannot hold %sone KV block of %d tokens", MemoryText(options),
+                               options.memory_gib ? "the weights and " : "", options.block_size));
   }
   return PrintResult(FormatPlan(*plan, options));
 }

@@ -16,9 +16,11 @@ namespace lockstep {
 struct PlanOptions {
   std::string model = {};
   int tp_size = 1;
-  std::optional<double> memory_gib = std::nullopt;  // of a rank, above 0
-  int64_t block_size = 16;                          // P
-  std::optional<DType> dtype = std::nullopt;        // of weights and KV; none: auto
+  std::optional<double> memory_gib = std::nullopt;  // of a rank, weights included; above 0
+  // Of the host that holds all ranks, for KV alone (EngineOptions); not with memory_gib.
+  std::optional<int64_t> kv_cache_memory_bytes = std::nullopt;
+  int64_t block_size = 16;                    // P
+  std::optional<DType> dtype = std::nullopt;  // of weights and KV; none: auto
   bool json = false;
 };
 
@@ -27,13 +29,18 @@ inline constexpr char kPlanMemoryHelp[] =
     "Memory of a rank in GiB. Tokens that fit on a rank = floor((X * 2^30 - weight bytes) / "
     "(KV bytes a token * P)) * P, where P is the block size; the job's is the minimum over ranks. "
     "Memory for activations, which depends on the batch, comes on top.";
+inline constexpr char kPlanKvMemoryHelp[] =
+    "KV memory of one host that runs all N ranks, as generate --kv-cache-memory: tokens that fit "
+    "on a rank = floor(BYTES / N / (KV bytes a token * P)) * P. Not with --memory-gib.";
 inline constexpr char kPlanJsonHelp[] =
     "One JSON object on one line: model, model_type, tp_size, dtype, block_size, memory_gib, "
-    "num_layers, num_query_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, "
+    "kv_cache_memory_bytes, num_layers, num_query_heads, num_kv_heads, head_dim, "
+    "intermediate_size, vocab_size, "
     "weight_bytes (sum over ranks), tokens (of the job), and ranks, a list of {rank, query_heads, "
     "kv_heads, intermediate_rows, vocab_rows, weight_bytes, kv_bytes_per_token, tokens}. Ranges "
     "are "
-    "[begin, end) in the model's numbering; memory_gib and tokens are null without --memory-gib.";
+    "[begin, end) in the model's numbering; tokens are null without --memory-gib and "
+    "--kv-cache-memory, and so is what was not given.";
 
 // Bytes of the weights a rank stores: embedding rows (and, unless tied, head rows) of its part of
 // the vocabulary; of each layer the rows of q, k, v, gate and up and the columns of o and down that
@@ -58,6 +65,8 @@ struct ModelPlan {
   std::vector<RankPlan> ranks = {};
   std::optional<int64_t> tokens = std::nullopt;  // minimum over ranks
 };
+
+absl::Status CheckPlanOptions(const PlanOptions& options);
 
 // InvalidArgument for more ranks than the model allows and for options outside their limits.
 absl::StatusOr<ModelPlan> MakePlan(const ModelConfig& config, const PlanOptions& options);

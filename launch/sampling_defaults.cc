@@ -26,24 +26,13 @@ Chosen<T> Choose(const std::optional<T>& flag, const std::optional<T>& file, T b
   return {flag.value_or(file.value_or(built_in)), source};
 }
 
-absl::Status CheckFileValue(bool ok, const char* name, double value, const char* limits) {
-  if (ok) return absl::OkStatus();
+// Flags are checked where they are read.
+absl::Status CheckFileValue(const char* name, const Chosen<double>& chosen, bool (*legal)(double),
+                            const char* limits) {
+  if (chosen.source != kFile || legal(chosen.value)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrFormat("%s: %s is %g, it must be %s; pass the option, or --generation-config none",
-                      kFile, name, value, limits));
-}
-
-std::vector<std::string> UnappliedValues(const GenerationConfig& file) {
-  std::vector<std::string> warnings;
-  const auto add = [&](const char* name, double value) {
-    warnings.push_back(absl::StrFormat(
-        "%s asks for %s %g, which is not supported yet and is not applied", kFile, name, value));
-  };
-  const double repetition_penalty = file.repetition_penalty.value_or(1.0);
-  const double min_p = file.min_p.value_or(0.0);
-  if (repetition_penalty != 1.0) add("repetition_penalty", repetition_penalty);
-  if (min_p != 0.0) add("min_p", min_p);
-  return warnings;
+                      kFile, name, chosen.value, limits));
 }
 
 std::vector<int32_t> UnionOf(std::vector<int32_t> a, const std::vector<int32_t>& b) {
@@ -53,7 +42,59 @@ std::vector<int32_t> UnionOf(std::vector<int32_t> a, const std::vector<int32_t>&
   return a;
 }
 
+std::string EndIds(const SamplingParams& params, const GenerationConfig& file,
+                   const ModelConfig& config) {
+  if (params.ignore_eos) return "ignored";
+  return "[" + absl::StrJoin(UnionOf(file.eos_token_ids, config.eos_token_ids), ", ") + "]";
+}
+
+// Values that no file sets, where they are not the usual ones.
+std::string Extras(const SamplingParams& params) {
+  const SamplingParams usual;
+  std::string text;
+  const auto add = [&](const char* name, double value, double usual_value) {
+    if (value != usual_value) absl::StrAppend(&text, ", ", name, " ", value);
+  };
+  add("frequency_penalty", params.frequency_penalty, usual.frequency_penalty);
+  add("presence_penalty", params.presence_penalty, usual.presence_penalty);
+  if (!params.logit_bias.empty()) {
+    absl::StrAppend(&text, ", logit_bias of ", params.logit_bias.size(),
+                    params.logit_bias.size() == 1 ? " id" : " ids");
+  }
+  if (params.min_tokens != 0) absl::StrAppend(&text, ", min_tokens ", params.min_tokens);
+  if (params.n != 1) absl::StrAppend(&text, ", n ", params.n);
+  if (!params.stop_token_ids.empty()) {
+    absl::StrAppend(&text, ", stop_token_ids [", absl::StrJoin(params.stop_token_ids, ", "), "]");
+  }
+  return text;
+}
+
 }  // namespace
+
+SamplingFlags Overridden(const SamplingFlags& base, const SamplingFlags& over) {
+  SamplingFlags result = base;
+  const auto take = [&](auto member) {
+    if ((over.*member).has_value()) result.*member = over.*member;
+  };
+  take(&SamplingFlags::temperature);
+  take(&SamplingFlags::top_p);
+  take(&SamplingFlags::top_k);
+  take(&SamplingFlags::min_p);
+  take(&SamplingFlags::repetition_penalty);
+  take(&SamplingFlags::frequency_penalty);
+  take(&SamplingFlags::presence_penalty);
+  take(&SamplingFlags::logit_bias);
+  take(&SamplingFlags::seed);
+  take(&SamplingFlags::max_tokens);
+  take(&SamplingFlags::min_tokens);
+  take(&SamplingFlags::ignore_eos);
+  take(&SamplingFlags::stop_token_ids);
+  take(&SamplingFlags::stop);
+  take(&SamplingFlags::num_logprobs);
+  take(&SamplingFlags::num_prompt_logprobs);
+  take(&SamplingFlags::n);
+  return result;
+}
 
 absl::StatusOr<EffectiveSampling> ResolveSampling(const SamplingFlags& flags,
                                                   const GenerationConfig& file,
@@ -67,27 +108,45 @@ absl::StatusOr<EffectiveSampling> ResolveSampling(const SamplingFlags& flags,
   const auto temperature = Choose(flags.temperature, from_file.temperature, built_in.temperature);
   const auto top_p = Choose(flags.top_p, from_file.top_p, built_in.top_p);
   const auto top_k = Choose(flags.top_k, from_file.top_k, built_in.top_k);
-  LOCKSTEP_RETURN_IF_ERROR(
-      CheckFileValue(std::isfinite(temperature.value) && temperature.value >= 0, "temperature",
-                     temperature.value, "a finite number of 0 or more"));
-  LOCKSTEP_RETURN_IF_ERROR(CheckFileValue(top_p.value > 0 && top_p.value <= 1, "top_p", top_p.value,
-                                          "above 0 and at most 1"));
+  const auto min_p = Choose(flags.min_p, from_file.min_p, built_in.min_p);
+  const auto repetition =
+      Choose(flags.repetition_penalty, from_file.repetition_penalty, built_in.repetition_penalty);
+  LOCKSTEP_RETURN_IF_ERROR(CheckFileValue(
+      "temperature", temperature, [](double x) { return std::isfinite(x) && x >= 0; },
+      "a finite number of 0 or more"));
+  LOCKSTEP_RETURN_IF_ERROR(CheckFileValue(
+      "top_p", top_p, [](double x) { return x > 0 && x <= 1; }, "above 0 and at most 1"));
+  LOCKSTEP_RETURN_IF_ERROR(CheckFileValue(
+      "min_p", min_p, [](double x) { return x >= 0 && x <= 1; }, "0 to 1"));
+  LOCKSTEP_RETURN_IF_ERROR(CheckFileValue(
+      "repetition_penalty", repetition, [](double x) { return std::isfinite(x) && x > 0; },
+      "a finite number above 0"));
 
   EffectiveSampling result;
-  result.params.temperature = temperature.value;
-  result.params.top_p = top_p.value;
-  result.params.top_k = top_k.value;
-  result.params.seed = flags.seed.value_or(0);
-  result.params.max_tokens = flags.max_tokens;
-  if (!flags.ignore_eos) {
-    result.params.stop_token_ids = UnionOf(from_file.eos_token_ids, config.eos_token_ids);
-  }
+  SamplingParams& params = result.params;
+  params.temperature = temperature.value;
+  params.top_p = top_p.value;
+  params.top_k = top_k.value;
+  params.min_p = min_p.value;
+  params.repetition_penalty = repetition.value;
+  params.frequency_penalty = flags.frequency_penalty.value_or(built_in.frequency_penalty);
+  params.presence_penalty = flags.presence_penalty.value_or(built_in.presence_penalty);
+  params.logit_bias = flags.logit_bias.value_or(built_in.logit_bias);
+  params.seed = flags.seed.value_or(0);
+  params.max_tokens = flags.max_tokens.value_or(built_in.max_tokens);
+  params.min_tokens = flags.min_tokens.value_or(built_in.min_tokens);
+  params.ignore_eos = flags.ignore_eos.value_or(built_in.ignore_eos);
+  params.stop_token_ids = flags.stop_token_ids.value_or(built_in.stop_token_ids);
+  params.num_logprobs = flags.num_logprobs;
+  params.num_prompt_logprobs = flags.num_prompt_logprobs;
+  params.n = flags.n.value_or(built_in.n);
+  result.stop = flags.stop.value_or(std::vector<std::string>());
   result.summary = absl::StrFormat(
-      "sampling: temperature %g (%s), top_p %g (%s), top_k %d (%s), max_tokens %d, end ids %s",
+      "sampling: temperature %g (%s), top_p %g (%s), top_k %d (%s), min_p %g (%s), "
+      "repetition_penalty %g (%s), max_tokens %d%s, end ids %s",
       temperature.value, temperature.source, top_p.value, top_p.source, top_k.value, top_k.source,
-      flags.max_tokens,
-      flags.ignore_eos ? "ignored" : "[" + absl::StrJoin(result.params.stop_token_ids, ", ") + "]");
-  result.warnings = UnappliedValues(from_file);
+      min_p.value, min_p.source, repetition.value, repetition.source, params.max_tokens,
+      Extras(params), EndIds(params, file, config));
   return result;
 }
 

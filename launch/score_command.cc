@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <utility>
 
 #include "launch/engine_session.h"
+#include "launch/output_file.h"
 #include "launch/result_writer.h"
 #include "launch/tokenizer_loading.h"
 #include "model/checkpoint/safetensors_writer.h"
@@ -23,23 +23,6 @@ double LogProbability(std::span<const float> logits, int32_t target) {
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - top);
   return logits[target] - top - std::log(sum);
-}
-
-// The output takes the place of a file of that name: it may not be one that is read.
-absl::Status CheckOutputIsNoInput(const ScoreOptions& options) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path output = options.logits_out;
-  if (!fs::exists(output, error)) return absl::OkStatus();
-  const fs::path folder = output.has_parent_path() ? output.parent_path() : fs::path(".");
-  const bool is_model = fs::equivalent(output, options.engine.model, error) ||
-                        fs::equivalent(folder, options.engine.model, error);
-  const bool is_text =
-      !options.text_file.empty() && fs::equivalent(output, options.text_file, error);
-  if (!is_model && !is_text) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("--logits-out %s: is a file %s; name another", options.logits_out,
-                      is_model ? "of the model" : "that --text-file reads"));
 }
 
 class ScoreJob : public EngineJob {
@@ -68,7 +51,9 @@ absl::Status ScoreJob::Prepare(const ModelSource& source) {
   vocab_size_ = source.config.vocab_size;
   LOCKSTEP_RETURN_IF_ERROR(ReadIds());
   if (options_.logits_out.empty()) return absl::OkStatus();
-  LOCKSTEP_RETURN_IF_ERROR(CheckOutputIsNoInput(options_));
+  const std::vector<std::string> inputs(options_.text_file.empty() ? 0 : 1, options_.text_file);
+  LOCKSTEP_RETURN_IF_ERROR(
+      CheckOutputIsNoInput("--logits-out", options_.logits_out, options_.engine.model, inputs));
   absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer = SafetensorsWriter::Create(
       options_.logits_out, "logits", static_cast<int64_t>(ids_.size()), vocab_size_);
   if (!writer.ok()) return Annotate(writer.status(), "--logits-out");

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/tokenizer/utf8.h"
+
 namespace lockstep {
 
 absl::StatusOr<StopMatcher> StopMatcher::Create(std::vector<std::string> stops) {
@@ -41,6 +43,32 @@ std::string StopMatcher::Release(bool ended) {
   std::string released(text.substr(0, end));
   held_ = stopped_ ? "" : held_.substr(end);
   return released;
+}
+
+std::string TextOutput::Push(int32_t id) {
+  std::string text = decoder_.Push(id);
+  if (exempt_tokens_ == 0) return Match(std::move(text));
+  if (--exempt_tokens_ == 0) {
+    exempt_text_ = StreamDecoder(decoder_).Finish();
+    exempt_text_.resize(std::min(exempt_text_.find(kReplacementCharacter), exempt_text_.size()));
+  }
+  return text;
+}
+
+std::string TextOutput::Finish() {
+  std::string text = decoder_.Finish();
+  if (exempt_tokens_ > 0) return text;
+  text = Match(std::move(text));
+  return text + matcher_.Finish();
+}
+
+std::string TextOutput::Match(std::string text) {
+  if (exempt_text_.empty() || text.empty()) return matcher_.Push(text);
+  // The decoder judges a run of byte tokens as a whole: later ones may have turned what was held
+  // into something else, which is then text like any other.
+  std::string exempt = std::exchange(exempt_text_, {});
+  if (!text.starts_with(exempt)) return matcher_.Push(text);
+  return exempt + matcher_.Push(std::string_view(text).substr(exempt.size()));
 }
 
 }  // namespace lockstep

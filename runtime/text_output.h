@@ -40,26 +40,28 @@ class StopMatcher {
   bool stopped_ = false;
 };
 
-// Token ids of one request in, final text out: what is shown is the same streamed or not.
+// Token ids of one choice in, final text out: what is shown is the same streamed or not.
 class TextOutput {
  public:
-  // The decoder's tokenizer must outlive this.
-  TextOutput(StreamDecoder decoder, StopMatcher matcher)
-      : decoder_(std::move(decoder)), matcher_(std::move(matcher)) {}
+  // The decoder's tokenizer must outlive this. A stop string counts where it begins after the text
+  // of the first `min_tokens` tokens; a character that they leave unfinished is not theirs.
+  TextOutput(StreamDecoder decoder, StopMatcher matcher, int64_t min_tokens = 0)
+      : decoder_(std::move(decoder)), matcher_(std::move(matcher)), exempt_tokens_(min_tokens) {}
 
   // Returns the text that `id` made final. When stopped() afterwards, a stop string was found: the
   // request should end (Request::on_event returns false).
-  std::string Push(int32_t id) { return matcher_.Push(decoder_.Push(id)); }
+  std::string Push(int32_t id);
   // The last text, at any end of the request but a stop string.
-  std::string Finish() {
-    std::string text = matcher_.Push(decoder_.Finish());
-    return text + matcher_.Finish();
-  }
+  std::string Finish();
   bool stopped() const { return matcher_.stopped(); }
 
  private:
+  std::string Match(std::string text);
+
   StreamDecoder decoder_;
   StopMatcher matcher_;
+  int64_t exempt_tokens_;    // so many more are not searched
+  std::string exempt_text_;  // theirs, which the decoder had not let go with the last of them
 };
 
 }  // namespace lockstep

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace lockstep {
 namespace {
 
@@ -40,7 +42,9 @@ TEST(CommandLine, GenerateDefaults) {
   EXPECT_EQ(options.engine.engine.block_size, 16);
   EXPECT_FALSE(options.sampling.temperature.has_value());
   EXPECT_FALSE(options.sampling.seed.has_value());
-  EXPECT_EQ(options.sampling.max_tokens, 128);
+  EXPECT_FALSE(options.sampling.max_tokens.has_value());
+  EXPECT_TRUE(options.engine.engine.enable_prefix_caching);
+  EXPECT_FALSE(options.engine.engine.poison_freed_blocks);
   EXPECT_TRUE(options.engine.use_generation_config);
   EXPECT_FALSE(options.json);
 }
@@ -74,7 +78,7 @@ TEST(CommandLine, GenerateTakesEveryOption) {
   EXPECT_EQ(options.sampling.top_p, 1.0);
   EXPECT_EQ(options.sampling.top_k, 7);
   EXPECT_EQ(options.sampling.seed, UINT64_MAX);
-  EXPECT_EQ(options.stop, (Args{"a", "b"}));
+  EXPECT_EQ(options.sampling.stop, (Args{"a", "b"}));
   EXPECT_TRUE(options.sampling.ignore_eos);
   EXPECT_EQ(options.engine.dtype, DType::kBF16);
   EXPECT_EQ(options.engine.engine.num_threads, 3);
@@ -89,6 +93,61 @@ TEST(CommandLine, GenerateTakesEveryOption) {
   EXPECT_EQ(options.engine.engine.attention_backend, "cpu");
   EXPECT_EQ(options.engine.log_level, LogLevel::kDebug);
   EXPECT_EQ(options.engine.tp, 2);
+}
+
+TEST(CommandLine, GenerateTakesEverySamplingAndEngineOption) {
+  const auto options = Parse<GenerateOptions>({"generate",
+                                               "m",
+                                               "--prompts",
+                                               "-",
+                                               "--min-p",
+                                               "0.25",
+                                               "--presence-penalty",
+                                               "-2",
+                                               "--frequency-penalty=2",
+                                               "--repetition-penalty",
+                                               "1.5",
+                                               "--logit-bias",
+                                               "{\"7\": -100, \"12\": 2.5}",
+                                               "--stop-token-ids",
+                                               "3,4",
+                                               "--min-tokens",
+                                               "9",
+                                               "--n",
+                                               "1024",
+                                               "--logprobs",
+                                               "0",
+                                               "--prompt-logprobs",
+                                               "128",
+                                               "--json",
+                                               "--no-enable-prefix-caching",
+                                               "--num-gpu-blocks-override",
+                                               "12",
+                                               "--poison-freed-blocks",
+                                               "--step-log",
+                                               "s"});
+  EXPECT_EQ(options.prompts.at(0).kind, PromptInput::Kind::kLines);
+  EXPECT_EQ(options.sampling.min_p, 0.25);
+  EXPECT_EQ(options.sampling.presence_penalty, -2.0);
+  EXPECT_EQ(options.sampling.frequency_penalty, 2.0);
+  EXPECT_EQ(options.sampling.repetition_penalty, 1.5);
+  using Bias = std::vector<std::pair<int32_t, double>>;
+  ASSERT_TRUE(options.sampling.logit_bias.has_value());
+  Bias bias = *options.sampling.logit_bias;
+  std::sort(bias.begin(), bias.end());
+  EXPECT_EQ(bias, (Bias{{7, -100}, {12, 2.5}}));
+  EXPECT_EQ(options.sampling.stop_token_ids, (std::vector<int32_t>{3, 4}));
+  EXPECT_EQ(options.sampling.min_tokens, 9);
+  EXPECT_EQ(options.sampling.n, 1024);
+  EXPECT_EQ(options.sampling.num_logprobs, 0);
+  EXPECT_EQ(options.sampling.num_prompt_logprobs, 128);
+  EXPECT_FALSE(options.engine.engine.enable_prefix_caching);
+  EXPECT_EQ(options.engine.engine.num_gpu_blocks_override, 12);
+  EXPECT_TRUE(options.engine.engine.poison_freed_blocks);
+  EXPECT_EQ(options.engine.engine.step_log, "s");
+  EXPECT_TRUE(Parse<ScoreOptions>({"score", "m", "--ids", "1", "--no-enable-prefix-caching",
+                                   "--enable-prefix-caching"})
+                  .engine.engine.enable_prefix_caching);
 }
 
 TEST(CommandLine, PromptsKeepOrderAndBytes) {
@@ -149,6 +208,37 @@ TEST(CommandLine, ValuesOutOfRangeAreNamed) {
             "--seed 18446744073709551616: it must be an integer between 0 and 2^64 - 1");
   EXPECT_EQ(GenerateRefusal({"--seed", "-1"}),
             "--seed -1: it must be an integer between 0 and 2^64 - 1");
+  EXPECT_EQ(GenerateRefusal({"--min-p", "1.1"}), "--min-p 1.1: it must be between 0 and 1");
+  EXPECT_EQ(GenerateRefusal({"--repetition-penalty", "0"}),
+            "--repetition-penalty 0: it must be above 0");
+  for (const std::string name : {"--presence-penalty", "--frequency-penalty"}) {
+    EXPECT_EQ(GenerateRefusal({name, "2.1"}), name + " 2.1: it must be between -2 and 2");
+  }
+  EXPECT_EQ(GenerateRefusal({"--n", "0"}), "--n 0: it must be between 1 and 1024");
+  EXPECT_EQ(GenerateRefusal({"--n", "1025"}), "--n 1025: it must be between 1 and 1024");
+  for (const std::string name : {"--logprobs", "--prompt-logprobs"}) {
+    EXPECT_EQ(GenerateRefusal({"--json", name, "129"}),
+              name + " 129: it must be between 0 and 128");
+    EXPECT_EQ(GenerateRefusal({name, "1"}), name + " needs --json: plain text has no place for it");
+  }
+  EXPECT_EQ(GenerateRefusal({"--min-tokens", "-1"}), "--min-tokens -1: it must be 0 or more");
+  EXPECT_EQ(GenerateRefusal({"--min-tokens", "129"}),
+            "--min-tokens 129 is more than --max-tokens 128");
+  EXPECT_EQ(GenerateRefusal({"--logit-bias="}).find("--logit-bias '': the value: not valid JSON"),
+            0u);
+  EXPECT_EQ(GenerateRefusal({"--logit-bias", "[1]"}),
+            "--logit-bias [1]: it must be a JSON object: {\"ID\": BIAS, ...}");
+  EXPECT_EQ(GenerateRefusal({"--logit-bias", "{\"x\": 1}"}),
+            "--logit-bias {\"x\": 1}: the key 'x' is no token id: an integer of 0 or more");
+  for (const std::string bias : {"100.5", "\"1\"", "null"}) {
+    EXPECT_EQ(GenerateRefusal({"--logit-bias={\"1\": " + bias + "}"}),
+              "--logit-bias {\"1\": " + bias + "}: the bias of id 1 is " + bias +
+                  ": it must be a number between -100 and 100");
+  }
+  EXPECT_EQ(GenerateRefusal({"--logit-bias", "{\"1\": 1, \"01\": 1}"}),
+            "--logit-bias {\"1\": 1, \"01\": 1}: id 1 is there twice");
+  EXPECT_EQ(GenerateRefusal({"--num-gpu-blocks-override", "0"}),
+            "--num-gpu-blocks-override 0: it must be between 1 and 2147483647");
   EXPECT_EQ(GenerateRefusal({"--threads", "0"}), "--threads 0: it must be between 1 and 1024");
   EXPECT_EQ(GenerateRefusal({"--block-size", "24"}),
             "--block-size 24: it must be a power of two between 1 and 256");
@@ -181,7 +271,7 @@ TEST(CommandLine, UnknownNamesGetTheNearest) {
   EXPECT_EQ(GenerateRefusal({"--tmperature", "5"}),
             "generate has no option --tmperature; did you mean --temperature?");
   EXPECT_EQ(GenerateRefusal({"--zzzzzzzzz"}), "generate has no option --zzzzzzzzz");
-  EXPECT_EQ(GenerateRefusal({"-n", "5"}), "generate has no option -n");
+  EXPECT_EQ(GenerateRefusal({"-n", "5"}), "generate has no option -n; did you mean --n?");
   EXPECT_EQ(Refusal({"genrate"}),
             "there is no command 'genrate'; did you mean generate?\nTry 'lockstep help'.");
   EXPECT_EQ(Refusal({"help", "scor"}),
@@ -192,8 +282,9 @@ TEST(CommandLine, MissingAndSurplusPieces) {
   EXPECT_EQ(Refusal({}), "no command given\nTry 'lockstep help'.");
   EXPECT_EQ(Refusal({"generate", "--prompt", "x"}),
             "MODEL is missing: lockstep generate MODEL [options]\nTry 'lockstep help generate'.");
-  EXPECT_EQ(Refusal({"generate", "m"}),
-            "no prompt: give --prompt, --prompt-file or --ids\nTry 'lockstep help generate'.");
+  EXPECT_EQ(
+      Refusal({"generate", "m"}),
+      "no prompt: give --prompt, --prompt-file, --ids or --prompts\nTry 'lockstep help generate'.");
   EXPECT_EQ(GenerateRefusal({"more"}), "unexpected argument 'more'; MODEL is already 'model'");
   EXPECT_EQ(GenerateRefusal({"--", "--json"}),
             "unexpected argument '--json'; did you mean --json?");
@@ -204,6 +295,13 @@ TEST(CommandLine, MissingAndSurplusPieces) {
   EXPECT_EQ(GenerateRefusal({"--json=1"}), "--json takes no value");
   EXPECT_EQ(GenerateRefusal({"--chat", "--ids", "1"}),
             "--chat and --ids exclude each other: ids are used as they are");
+  EXPECT_EQ(GenerateRefusal({"--prompts", "-", "--prompts", "-"}),
+            "--prompts - is there twice: stdin can be read once");
+  // A line of the file may allow more tokens.
+  EXPECT_EQ(GenerateRefusal({"--prompts", "f", "--min-tokens", "129"}), "accepted");
+  EXPECT_EQ(Refusal({"plan", "m", "--memory-gib", "1", "--kv-cache-memory", "1G"}),
+            "--memory-gib, which holds the weights too, and --kv-cache-memory exclude each "
+            "other\nTry 'lockstep help plan'.");
   EXPECT_EQ(Refusal({"score", "m"}),
             "no input: give --ids or --text-file\nTry 'lockstep help score'.");
   EXPECT_EQ(Refusal({"score", "m", "--ids", "1", "--text-file", "f"}),
@@ -237,7 +335,7 @@ TEST(CommandLine, HelpNamesEveryOption) {
                             "--dtype TYPE",
                             "--threads T",
                             "--json",
-                            "finish_reason: stop, length or",
+                            "finish_reason: stop, length,",
                             "(without the end token",
                             "--max-model-len",
                             "--max-num-seqs",
@@ -246,6 +344,10 @@ TEST(CommandLine, HelpNamesEveryOption) {
                             "--load-format",
                             "--generation-config",
                             "--kv-cache-memory",
+                            "--prompts FILE",
+                            "--logit-bias JSON",
+                            "--no-enable-prefix-caching",
+                            "--step-log FILE",
                             "mpirun -np 2",
                             "Exit status"}) {
     EXPECT_NE(help.find(piece), std::string::npos) << piece;

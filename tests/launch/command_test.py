@@ -2,114 +2,10 @@
 """The commands as a user sees them: exit statuses, what is on stdout and what on stderr, at 1, 2 and 3 ranks.
 
 usage: command_test.py LOCKSTEP SOURCE_DIR [unittest options]        standard library only
-
-The model is tests/data/tiny-llama with dummy weights, beside which each test writes the files it is about: a byte-level
-tokenizer whose token i is byte i, a generation_config.json, a broken checkpoint.
 """
-import array, json, math, os, pathlib, shutil, signal, struct, subprocess, sys, tempfile, time, unittest
+import array, json, math, os, pathlib, signal, struct, subprocess, time
 
-LOCKSTEP = os.path.abspath(sys.argv[1])
-SOURCE = pathlib.Path(sys.argv[2]).resolve()
-RUN = SOURCE / "launch/run.sh"
-DUMMY = ["--load-format", "dummy", "--dtype", "float32"]
-GREEDY = ["--temperature", "0", "--json"]
-
-
-class Result:
-    def __init__(self, process):
-        self.status, self.out, self.err = process.returncode, process.stdout, process.stderr.decode()
-
-    def json_lines(self):
-        return [json.loads(line) for line in self.out.decode().splitlines()]
-
-    def errors(self):
-        return [line for line in self.err.splitlines() if line.startswith("lockstep error:")]
-
-
-def lockstep(*args, ranks=None, stdin=b"", **options):
-    """Runs the binary itself, or under mpirun when ranks is given."""
-    command = [LOCKSTEP] if ranks is None else ["bash", str(RUN), "-n", str(ranks)]
-    env = dict(os.environ, LOCKSTEP=LOCKSTEP)
-    return Result(subprocess.run(command + [str(a) for a in args], input=stdin, env=env, timeout=120,
-                                 **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}))
-
-
-def byte_letters():
-    """The printable letter that byte-level BPE writes for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters, spare = {}, 256
-    for byte in range(256):
-        if byte in printable:
-            letters[byte] = chr(byte)
-        else:
-            letters[byte], spare = chr(spare), spare + 1
-    return letters
-
-
-def write_tokenizer(folder, **more):
-    """Token i is byte i; 300 is <s>, put before a prompt; 301 ends a turn."""
-    special = lambda i, text: {"id": i, "content": text, "special": True, "normalized": False, "lstrip": False,
-                               "rstrip": False, "single_word": False}
-    (folder / "tokenizer.json").write_text(json.dumps({
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [special(300, "<s>"), special(301, "</turn>")], "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": {"type": "TemplateProcessing",
-                           "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-                           "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [300], "tokens": ["<s>"]}}},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {letter: byte for byte, letter in byte_letters().items()}, "merges": []}, **more}))
-
-
-def write_weights(model, values):
-    """model.safetensors with F32 values(name, count) for every tensor that tests/data/tiny-llama needs."""
-    shapes = {"model.embed_tokens.weight": [320, 48], "model.norm.weight": [48], "lm_head.weight": [320, 48]}
-    for layer in ("model.layers.0.", "model.layers.1."):
-        for name, shape in {"input_layernorm": [48], "post_attention_layernorm": [48],
-                            "self_attn.q_proj": [48, 48], "self_attn.k_proj": [24, 48], "self_attn.v_proj": [24, 48],
-                            "self_attn.o_proj": [48, 48], "mlp.gate_proj": [96, 48], "mlp.up_proj": [96, 48],
-                            "mlp.down_proj": [48, 96]}.items():
-            shapes[f"{layer}{name}.weight"] = shape
-    header, data = {}, b""
-    for name, shape in shapes.items():
-        content = array.array("f", values(name, math.prod(shape))).tobytes()
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    text = json.dumps(header).encode()
-    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-class Commands(unittest.TestCase):
-    def setUp(self):
-        self.scratch = tempfile.TemporaryDirectory()
-        self.folder = pathlib.Path(self.scratch.name)
-        self.model = self.folder / "model"
-        self.model.mkdir()
-        shutil.copy(SOURCE / "tests/data/tiny-llama/config.json", self.model)
-
-    def tearDown(self):
-        self.scratch.cleanup()
-
-    def generate(self, *args, ranks=None, **options):
-        return lockstep("generate", self.model, *DUMMY, *args, ranks=ranks, **options)
-
-    def answers(self, *args, ranks=None):
-        result = self.generate(*args, ranks=ranks)
-        self.assertEqual(result.status, 0, result.err)
-        return result.json_lines()
-
-    def assert_refused(self, result, *pieces):
-        """Exit 2, nothing on stdout, exactly one message, which holds the pieces."""
-        self.assertEqual((result.status, result.out), (2, b""), result.err)
-        self.assertEqual(len(result.errors()), 1, result.err)
-        for piece in pieces:
-            self.assertIn(piece, result.err)
-
-    def edit_config(self, **changes):
-        path = self.model / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+from command_harness import (DUMMY, GREEDY, LOCKSTEP, RUN, Commands, Result, lockstep, main, write_tokenizer, write_weights)
 
 
 class CommandLineTest(Commands):
@@ -304,7 +200,7 @@ class GenerateTest(Commands):
             answer = self.answers(*args, "--temperature", 0, *more)[0]
             self.assertEqual((answer["token_ids"], answer["finish_reason"]), (ids, reason))
 
-        both = {"eos_token_id": [unused, end], "temperature": 0.1, "top_k": 1, "repetition_penalty": 1.05}
+        both = {"eos_token_id": [unused, end], "temperature": 0.1, "top_k": 1, "min_p": 0.01}
         check(both, unused, ids=plain[:stop], reason="stop")
         check({"eos_token_id": end}, unused, ids=plain[:stop], reason="stop")
         check({"eos_token_id": unused}, end, ids=plain[:stop], reason="stop")
@@ -320,7 +216,11 @@ class GenerateTest(Commands):
         self.assertEqual(result.json_lines()[0]["token_ids"], plain[:stop])  # top_k 1 is greedy
         self.assertIn("temperature 0.1 (generation_config.json)", result.err)
         self.assertIn("top_k 1 (generation_config.json)", result.err)
-        self.assertIn("repetition_penalty 1.05, which is not supported yet", result.err)
+        self.assertIn("min_p 0.01 (generation_config.json)", result.err)
+        path.write_text(json.dumps({"repetition_penalty": 5.0, "temperature": 0}))
+        penalized = self.answers(*args, "--ignore-eos")[0]["token_ids"]
+        self.assertEqual(len(set(penalized) | {1, 2, 3}), 8 + 3)  # none comes twice, none is of the prompt
+        self.assertEqual(self.answers(*args, "--ignore-eos", "--repetition-penalty", 1)[0]["token_ids"], plain)
         path.write_text(json.dumps({"do_sample": False, "temperature": 5.0}))
         self.assertEqual(self.answers(*args, "--ignore-eos")[0]["token_ids"], plain)
         path.write_text(json.dumps({"temperature": -1}))
@@ -492,4 +392,4 @@ class ScoreTest(Commands):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    main()

@@ -76,6 +76,19 @@ TEST(PlanCommandTest, TokensAreWholeBlocksAndTheMinimumOverRanks) {
   EXPECT_EQ(*Plan(Smol(), {.memory_gib = 0.1}).tokens, 0);
 }
 
+// The engine's rule: the memory of the host is shared by its ranks.
+TEST(PlanCommandTest, KvMemoryOfTheHost) {
+  const int64_t bytes = int64_t{100} << 20;
+  const PlanOptions options = {.tp_size = 3, .kv_cache_memory_bytes = bytes, .block_size = 16};
+  const ModelPlan plan = Plan(Smol(), options);
+  for (const RankPlan& rank : plan.ranks) {
+    EXPECT_EQ(*rank.tokens, bytes / 3 / (16 * 2 * 30 * 1 * 64 * 2) * 16);
+  }
+  EXPECT_EQ(*plan.tokens, *plan.ranks[0].tokens);
+  EXPECT_GT(*plan.tokens, 0);
+  EXPECT_NE(FormatPlan(plan, options).find("bytes of KV memory for 3 ranks"), std::string::npos);
+}
+
 TEST(PlanCommandTest, Refusals) {
   const auto message = [](const PlanOptions& options) {
     return std::string(MakePlan(Smol(), options).status().message());
@@ -86,6 +99,8 @@ TEST(PlanCommandTest, Refusals) {
   EXPECT_NE(message({.memory_gib = -1.0}).find("-1"), std::string::npos);
   EXPECT_NE(message({.memory_gib = 1e300}), "");
   EXPECT_NE(message({.block_size = 0}), "");
+  EXPECT_NE(message({.kv_cache_memory_bytes = 0}), "");
+  EXPECT_NE(message({.memory_gib = 1.0, .kv_cache_memory_bytes = 1}), "");
 }
 
 TEST(PlanCommandTest, JsonIsOneLineThatCoversTheModel) {

@@ -18,6 +18,7 @@ GenerationConfig File() {
   GenerationConfig file;
   file.temperature = 0.1;
   file.top_k = 1;
+  file.min_p = 0.05;
   file.repetition_penalty = 1.05;
   file.eos_token_ids = {5, 9};
   return file;
@@ -36,10 +37,13 @@ TEST(SamplingDefaults, BuiltIn) {
   EXPECT_EQ(got.params.top_p, 1.0);
   EXPECT_EQ(got.params.top_k, 0);
   EXPECT_EQ(got.params.max_tokens, 128);
-  EXPECT_EQ(got.params.stop_token_ids, Ids({5}));
+  EXPECT_EQ(got.params.min_p, 0.0);
+  EXPECT_EQ(got.params.repetition_penalty, 1.0);
+  EXPECT_FALSE(got.params.ignore_eos);
+  EXPECT_TRUE(got.params.stop_token_ids.empty()) << "the engine itself ends at the model's ids";
   EXPECT_EQ(got.summary,
             "sampling: temperature 0.7 (built in), top_p 1 (built in), top_k 0 (built in), "
-            "max_tokens 128, end ids [5]");
+            "min_p 0 (built in), repetition_penalty 1 (built in), max_tokens 128, end ids [5]");
 }
 
 TEST(SamplingDefaults, FileThenFlags) {
@@ -48,12 +52,12 @@ TEST(SamplingDefaults, FileThenFlags) {
   EXPECT_EQ(got.params.temperature, 0.1);
   EXPECT_EQ(got.params.top_k, 1);
   EXPECT_EQ(got.params.top_p, 1.0);
-  EXPECT_EQ(got.params.stop_token_ids, Ids({5, 7, 9}));
+  EXPECT_EQ(got.params.min_p, 0.05);
+  EXPECT_EQ(got.params.repetition_penalty, 1.05);
   EXPECT_EQ(got.summary,
             "sampling: temperature 0.1 (generation_config.json), top_p 1 (built in), top_k 1 "
-            "(generation_config.json), max_tokens 128, end ids [5, 7, 9]");
-  ASSERT_EQ(got.warnings.size(), 1u);
-  EXPECT_NE(got.warnings[0].find("repetition_penalty 1.05"), std::string::npos);
+            "(generation_config.json), min_p 0.05 (generation_config.json), repetition_penalty "
+            "1.05 (generation_config.json), max_tokens 128, end ids [5, 7, 9]");
 
   SamplingFlags flags;
   flags.temperature = 0;
@@ -66,7 +70,62 @@ TEST(SamplingDefaults, FileThenFlags) {
   EXPECT_EQ(got.params.top_k, 3);
   EXPECT_EQ(got.params.top_p, 0.5);
   EXPECT_EQ(got.params.seed, 11u);
-  EXPECT_TRUE(got.params.stop_token_ids.empty());
+  EXPECT_TRUE(got.params.ignore_eos);
+  EXPECT_NE(got.summary.find("end ids ignored"), std::string::npos);
+}
+
+TEST(SamplingDefaults, EveryFlagArrives) {
+  SamplingFlags flags;
+  flags.min_p = 0.5;
+  flags.repetition_penalty = 1.25;
+  flags.frequency_penalty = 0.5;
+  flags.presence_penalty = -0.5;
+  flags.logit_bias = {{3, 1.5}};
+  flags.max_tokens = 20;
+  flags.min_tokens = 4;
+  flags.stop_token_ids = {8, 6};
+  flags.stop = {"x"};
+  flags.num_logprobs = 0;
+  flags.num_prompt_logprobs = 2;
+  flags.n = 3;
+  const EffectiveSampling got = Resolve(flags, File(), ConfigWithEos({5}));
+  EXPECT_EQ(got.params.min_p, 0.5);
+  EXPECT_EQ(got.params.repetition_penalty, 1.25);
+  EXPECT_EQ(got.params.frequency_penalty, 0.5);
+  EXPECT_EQ(got.params.presence_penalty, -0.5);
+  EXPECT_EQ(got.params.logit_bias, *flags.logit_bias);
+  EXPECT_EQ(got.params.max_tokens, 20);
+  EXPECT_EQ(got.params.min_tokens, 4);
+  EXPECT_EQ(got.params.stop_token_ids, Ids({8, 6}));
+  EXPECT_EQ(got.stop, *flags.stop);
+  EXPECT_EQ(got.params.num_logprobs, 0);
+  EXPECT_EQ(got.params.num_prompt_logprobs, 2);
+  EXPECT_EQ(got.params.n, 3);
+  EXPECT_NE(got.summary.find("min_p 0.5 (command line), repetition_penalty 1.25 (command line), "
+                             "max_tokens 20, frequency_penalty 0.5, presence_penalty -0.5, "
+                             "logit_bias of 1 id, min_tokens 4, n 3, stop_token_ids [8, 6], end"),
+            std::string::npos)
+      << got.summary;
+}
+
+TEST(SamplingDefaults, OverridesWinWhereTheySpeak) {
+  SamplingFlags base;
+  base.temperature = 0.5;
+  base.n = 2;
+  base.stop = {"a"};
+  base.ignore_eos = true;
+  SamplingFlags over;
+  over.n = 3;
+  over.ignore_eos = false;
+  over.min_tokens = 1;
+  over.stop = std::vector<std::string>();
+  const SamplingFlags got = Overridden(base, over);
+  EXPECT_EQ(got.temperature, 0.5);
+  EXPECT_EQ(got.n, 3);
+  EXPECT_EQ(got.min_tokens, 1);
+  EXPECT_EQ(got.ignore_eos, false);
+  EXPECT_TRUE(got.stop->empty());
+  EXPECT_FALSE(got.top_k.has_value());
 }
 
 TEST(SamplingDefaults, DoSampleFalseIsGreedy) {
@@ -77,18 +136,10 @@ TEST(SamplingDefaults, DoSampleFalseIsGreedy) {
   EXPECT_EQ(Resolve({}, file, {}).params.temperature, 0.1);
 }
 
-TEST(SamplingDefaults, NeutralAndUnappliedValues) {
+TEST(SamplingDefaults, TopKOfMinusOneIsOff) {
   GenerationConfig file;
-  file.repetition_penalty = 1.0;
-  file.min_p = 0.0;
   file.top_k = -1;
-  EffectiveSampling got = Resolve({}, file, {});
-  EXPECT_TRUE(got.warnings.empty());
-  EXPECT_EQ(got.params.top_k, 0);
-  file.min_p = 0.05;
-  got = Resolve({}, file, {});
-  ASSERT_EQ(got.warnings.size(), 1u);
-  EXPECT_NE(got.warnings[0].find("min_p 0.05"), std::string::npos);
+  EXPECT_EQ(Resolve({}, file, {}).params.top_k, 0);
 }
 
 TEST(SamplingDefaults, IllegalFileValuesAreNamedUnlessOverridden) {
@@ -104,6 +155,14 @@ TEST(SamplingDefaults, IllegalFileValuesAreNamedUnlessOverridden) {
   EXPECT_TRUE(ResolveSampling(flags, file, {}).ok());
   file = GenerationConfig();
   file.top_p = 0;
+  EXPECT_FALSE(ResolveSampling({}, file, {}).ok());
+  file = GenerationConfig();
+  file.min_p = 1.5;
+  EXPECT_FALSE(ResolveSampling({}, file, {}).ok());
+  flags.min_p = 0.5;
+  EXPECT_TRUE(ResolveSampling(flags, file, {}).ok());
+  file = GenerationConfig();
+  file.repetition_penalty = 0;
   EXPECT_FALSE(ResolveSampling({}, file, {}).ok());
 }
 

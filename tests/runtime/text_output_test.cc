@@ -136,6 +136,46 @@ TEST(TextOutputTest, TokensToFinalText) {
   }
 }
 
+// All of `ids` through a TextOutput, which may stop.
+std::pair<std::string, bool> Stream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                                    const std::string& stop, int64_t min_tokens) {
+  TextOutput output(StreamDecoder(&tokenizer, true), *StopMatcher::Create({stop}), min_tokens);
+  std::string text;
+  for (const int32_t id : ids) {
+    text += output.Push(id);
+    if (output.stopped()) return {text, true};
+  }
+  text += output.Finish();
+  return {text, output.stopped()};
+}
+
+// Against the definition: the first stop string that begins after the text of the first tokens.
+TEST(TextOutputTest, FirstTokensAreNotSearched) {
+  for (const char* file : {"byte_level.json", "byte_fallback.json"}) {
+    const auto tokenizer =
+        Tokenizer::Load(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/data/tokenizer/" + file);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto encoded = (*tokenizer)->Encode("ab\n\nab caf\u00e9\n\u2192\u2192ab\n", false);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    const std::vector<int32_t>& ids = *encoded;
+    const std::string whole = *(*tokenizer)->Decode(ids, true);
+    int num_stopped = 0;
+    for (const std::string stop : {"ab", "b", "\n", "\n\n", "\u00e9", "\u2192", "b\n"}) {
+      for (int64_t min_tokens = 0; min_tokens <= std::ssize(ids) + 1; ++min_tokens) {
+        const int64_t exempt = std::min(min_tokens, std::ssize(ids));
+        std::string first = *(*tokenizer)->Decode(std::span(ids).first(exempt), true);
+        first.resize(std::min(first.find("\ufffd"), first.size()));  // an unfinished character
+        const size_t found = whole.find(stop, first.size());
+        const auto [text, stopped] = Stream(**tokenizer, ids, stop, min_tokens);
+        EXPECT_EQ(text, whole.substr(0, found)) << file << ' ' << stop << ' ' << min_tokens;
+        EXPECT_EQ(stopped, found != std::string::npos);
+        num_stopped += stopped ? 1 : 0;
+      }
+    }
+    EXPECT_GT(num_stopped, 10);
+  }
+}
+
 TEST(StopMatcherTest, EmptyStopIsRefused) { EXPECT_FALSE(StopMatcher::Create({"a", ""}).ok()); }
 
 }  // namespace

@@ -1,0 +1,36 @@
+// The options of each command. A spec stores into the options it is given, which must outlive it;
+// Check... tells what no single option can: options that need, or exclude, each other.
+#pragma once
+
+#include <vector>
+
+#include "launch/generate_command.h"
+#include "launch/option_parser.h"
+#include "launch/plan_command.h"
+#include "launch/score_command.h"
+#include "launch/tokenize_command.h"
+#include "launch/version_command.h"
+
+namespace lockstep {
+
+inline constexpr char kExitStatuses[] =
+    "Exit status: 0 done; 2 refused before any work (command line, configuration,\n"
+    "checkpoint, launch); 1 started and then failed.\n";
+
+CommandSpec GenerateSpec(GenerateOptions* options);
+absl::Status CheckGenerateOptions(const GenerateOptions& options);
+
+CommandSpec ScoreSpec(ScoreOptions* options);
+absl::Status CheckScoreOptions(const ScoreOptions& options);
+
+CommandSpec TokenizeSpec(TokenizeOptions* options);
+absl::Status CheckTokenizeOptions(const TokenizeOptions& options);
+
+CommandSpec PlanSpec(PlanOptions* options);
+CommandSpec VersionSpec(VersionOptions* options);
+
+// Groups of the commands that run an engine (engine_flags.cc).
+OptionGroup ModelGroup(EngineFlags* flags);
+std::vector<OptionGroup> EngineGroups(EngineFlags* flags);
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+#include "launch/engine_flags.h"
+
+#include "launch/command_specs.h"
+#include "launch/option_setters.h"
+
+namespace lockstep {
+
+namespace {
+
+absl::Status SetDevice(const std::string& text) {
+  if (text == "auto" || text == "cpu") return absl::OkStatus();
+  if (text == "cuda") return absl::InvalidArgumentError("this lockstep was built without CUDA");
+  return absl::InvalidArgumentError("it must be one of: auto, cpu, cuda");
+}
+
+OptionGroup KvCacheGroup(EngineOptions* engine) {
+  return {
+      "KV cache",
+      {
+          {"--block-size", "TOKENS", "Token slots in a KV block: a power of two, 1 to 256.",
+           absl::StrCat(engine->block_size), false, StoreBlockSize(&engine->block_size)},
+          {"--kv-cache-memory", "BYTES",
+           "Memory for the KV blocks of a host, shared equally by its ranks; K, M, G and T stand "
+           "for powers of 1024.",
+           "4G, or one longest sequence if that is more, within a quarter of the free memory",
+           false, StoreByteSize(&engine->kv_cache_memory_bytes)},
+          {"--num-gpu-blocks-override", "N",
+           "So many KV blocks, whatever the memory; on CPUs, too. The longest sequence shrinks to "
+           "what they hold. Where blocks run out, the latest request is preempted and computed "
+           "again.",
+           "what the memory holds", false,
+           StoreInt(&engine->num_gpu_blocks_override, 1, INT32_MAX)},
+          Flag(
+              "--enable-prefix-caching",
+              "Requests share the KV blocks of equal beginnings, also of requests that have ended. "
+              "This is the default.",
+              &engine->enable_prefix_caching),
+          Flag("--no-enable-prefix-caching", "Every prompt is computed whole.",
+               &engine->enable_prefix_caching, false),
+      }};
+}
+
+}  // namespace
+
+OptionGroup ModelGroup(EngineFlags* flags) {
+  return {
+      "Model",
+      {
+          {"--dtype", "TYPE",
+           "Weights and arithmetic: auto, float32 or bfloat16. auto takes what the checkpoint "
+           "says; for float16 that is float32.",
+           "auto", false,
+           StoreChoice(
+               &flags->dtype,
+               OptionChoices<std::optional<DType>>{
+                   {"auto", std::nullopt}, {"float32", DType::kF32}, {"bfloat16", DType::kBF16}})},
+          {"--load-format", "FORMAT",
+           "auto reads the checkpoint; dummy makes random weights, so that config.json is enough.",
+           "auto", false,
+           StoreChoice(&flags->load_format,
+                       OptionChoices<LoadFormat>{{"auto", LoadFormat::kAuto},
+                                                 {"dummy", LoadFormat::kDummy}})},
+          {"--max-model-len", "TOKENS", "Longest prompt plus answer, 1 or more.",
+           "the model's own limit, or what the KV memory holds", false,
+           StoreInt(&flags->engine.max_model_len, 1)},
+      }};
+}
+
+std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
+  EngineOptions* const engine = &flags->engine;
+  OptionGroup run = {
+      "Engine",
+      {
+          {"--tp", "N",
+           "Number of ranks the command expects. It is refused when mpirun started another number.",
+           "as many as mpirun started", false, StoreInt(&flags->tp, 1, 65536)},
+          {"--threads", "T", "Compute threads of each rank, 1 to 1024.",
+           "cores of the host / ranks on it", false, StoreInt(&engine->num_threads, 1, 1024)},
+          {"--device", "DEVICE", "auto, cpu or cuda.", "auto", false, SetDevice},
+          {"--attention-backend", "NAME",
+           "Attention implementation; an unknown name is answered with the list.",
+           "the first that fits", false, StoreText(&engine->attention_backend)},
+          {"--max-num-batched-tokens", "TOKENS",
+           "Most tokens in one step; a longer prompt is computed in chunks of this size.",
+           absl::StrCat(engine->max_num_batched_tokens), false,
+           StoreInt(&engine->max_num_batched_tokens, 1, int64_t{1} << 24)},
+          {"--max-num-seqs", "N", "Most answers that are computed at once, 1 to 65536.",
+           absl::StrCat(engine->max_num_seqs), false, StoreInt(&engine->max_num_seqs, 1, 65536)},
+      }};
+  OptionGroup debug = {
+      "Messages and checks",
+      {
+          {"--log-level", "LEVEL", "Messages on stderr: debug, info, warning or error.", "info",
+           false,
+           StoreChoice(&flags->log_level, OptionChoices<LogLevel>{{"debug", LogLevel::kDebug},
+                                                                  {"info", LogLevel::kInfo},
+                                                                  {"warning", LogLevel::kWarning},
+                                                                  {"error", LogLevel::kError}})},
+          {"--step-log", "FILE",
+           "One JSON object a line and step: step, time, seconds, tokens, prompt_tokens, requests "
+           "(a list of {id, choice, position, tokens, prompt_tokens}), waiting, running, "
+           "free_blocks, cached_blocks, preemptions, finished. A file that is there is replaced.",
+           "", false, StoreText(&engine->step_log)},
+          Flag("--poison-freed-blocks",
+               "Fill KV blocks with NaN when they are freed: a wrong read becomes an error. Slow.",
+               &engine->poison_freed_blocks),
+      }};
+  return {std::move(run), KvCacheGroup(engine), std::move(debug)};
+}
+
+}  // namespace lockstep

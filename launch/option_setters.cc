@@ -1,0 +1,36 @@
+#include "launch/option_setters.h"
+
+#include <bit>
+
+namespace lockstep {
+
+OptionSet StoreNumber(std::optional<double>* target, bool (*legal)(double),
+                      const std::string& limits) {
+  return [=](const std::string& text) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const double value, ParseNumber(text));
+    if (!legal(value)) return absl::InvalidArgumentError("it must be " + limits);
+    *target = value;
+    return absl::OkStatus();
+  };
+}
+
+OptionSet StoreText(std::string* target) {
+  return [target](const std::string& text) {
+    if (text.empty()) return absl::InvalidArgumentError("it is an empty string");
+    *target = text;
+    return absl::OkStatus();
+  };
+}
+
+OptionSet StoreBlockSize(int64_t* target) {
+  return [target](const std::string& text) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const int64_t value, ParseInt(text, 1, 256));
+    if (!std::has_single_bit(static_cast<uint64_t>(value))) {
+      return absl::InvalidArgumentError("it must be a power of two between 1 and 256");
+    }
+    *target = value;
+    return absl::OkStatus();
+  };
+}
+
+}  // namespace lockstep
