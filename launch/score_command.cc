@@ -50,8 +50,10 @@ class ScoreJob : public EngineJob {
 absl::Status ScoreJob::Prepare(const ModelSource& source) {
   vocab_size_ = source.config.vocab_size;
   LOCKSTEP_RETURN_IF_ERROR(ReadIds());
-  if (options_.logits_out.empty()) return absl::OkStatus();
   const std::vector<std::string> inputs(options_.text_file.empty() ? 0 : 1, options_.text_file);
+  LOCKSTEP_RETURN_IF_ERROR(CheckOutputIsNoInput("--step-log", options_.engine.engine.step_log,
+                                                options_.engine.model, inputs));
+  if (options_.logits_out.empty()) return absl::OkStatus();
   LOCKSTEP_RETURN_IF_ERROR(
       CheckOutputIsNoInput("--logits-out", options_.logits_out, options_.engine.model, inputs));
   absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer = SafetensorsWriter::Create(
