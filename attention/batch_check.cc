@@ -5,6 +5,27 @@
 namespace lockstep {
 namespace {
 
+absl::Status CheckTableRows(const AttentionBatch& batch) {
+  if (batch.max_blocks < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention batch: block tables of %d blocks", batch.max_blocks));
+  }
+  if (batch.table_rows.empty()) return absl::OkStatus();
+  if (std::ssize(batch.table_rows) != batch.num_requests()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention batch: table_rows has %d entries for %d requests",
+                        batch.table_rows.size(), batch.num_requests()));
+  }
+  for (int64_t b = 0; b < batch.num_requests(); ++b) {
+    const int64_t row = batch.table_rows[b];
+    if (row >= 0 && (row + 1) * batch.max_blocks <= std::ssize(batch.block_tables)) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention batch: request %d's block table is row %d of %d entries in rows of %d", b, row,
+        batch.block_tables.size(), batch.max_blocks));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSizes(const AttentionBatch& batch, int64_t block_size) {
   const int64_t requests = batch.num_requests();
   if (block_size < 1) {
@@ -16,8 +37,8 @@ absl::Status CheckSizes(const AttentionBatch& batch, int64_t block_size) {
         absl::StrFormat("attention batch: query_start_loc has %d entries for %d requests, not %d",
                         batch.query_start_loc.size(), requests, requests + 1));
   }
-  if (batch.max_blocks < 0 ||
-      static_cast<int64_t>(batch.block_tables.size()) != requests * batch.max_blocks) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckTableRows(batch));
+  if (batch.table_rows.empty() && std::ssize(batch.block_tables) != requests * batch.max_blocks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention batch: block_tables has %d entries for %d requests of %d blocks",
                         batch.block_tables.size(), requests, batch.max_blocks));
@@ -49,7 +70,7 @@ absl::Status CheckRequest(const AttentionBatch& batch, int64_t block_size, int64
                         b, batch.seq_lens[b], blocks, block_size, batch.max_blocks));
   }
   for (int64_t i = 0; i < blocks; ++i) {
-    const int32_t block = batch.block_tables[b * batch.max_blocks + i];
+    const int32_t block = batch.BlockTable(b)[i];
     if (block < 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "attention batch: entry %d of request %d's block table is %d", i, b, block));
@@ -85,8 +106,8 @@ int32_t LargestBlock(const AttentionBatch& batch, int64_t block_size) {
   int32_t largest = -1;
   for (int64_t b = 0; b < batch.num_requests(); ++b) {
     const int64_t blocks = (int64_t{batch.seq_lens[b]} + block_size - 1) / block_size;
-    const auto table = batch.block_tables.subspan(b * batch.max_blocks, blocks);
-    for (int32_t block : table) largest = std::max(largest, block);
+    const int32_t* table = batch.BlockTable(b);
+    if (blocks > 0) largest = std::max(largest, *std::max_element(table, table + blocks));
   }
   return largest;
 }

@@ -186,8 +186,7 @@ void Job::ScaleQuery(const Item& item, float* scaled) const {
 void Job::FillOffsets(const Item& item, int64_t first_key, int64_t begin, int64_t end,
                       int64_t* offsets) const {
   const int64_t block_size = metadata_.block_size;
-  const int32_t* table =
-      metadata_.batch.block_tables.data() + item.rows->request * metadata_.batch.max_blocks;
+  const int32_t* table = metadata_.batch.BlockTable(item.rows->request);
   for (int64_t k = begin; k < end;) {
     const int64_t position = first_key + k;
     const int64_t in_block = position % block_size;

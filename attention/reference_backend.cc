@@ -34,8 +34,7 @@ std::vector<double> Gather(const ReferenceMetadata& metadata, const KvCacheView&
   std::vector<double> dense;
   dense.reserve(batch.seq_lens[request] * cache.head_dim);
   for (int64_t position = 0; position < batch.seq_lens[request]; ++position) {
-    const int32_t block =
-        batch.block_tables[request * batch.max_blocks + position / cache.block_size];
+    const int32_t block = batch.BlockTable(request)[position / cache.block_size];
     const int64_t offset = cache.Offset(block, head, position % cache.block_size);
     for (int64_t d = 0; d < cache.head_dim; ++d) {
       dense.push_back(Element(cache.dtype, data, offset + d));

@@ -44,7 +44,6 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
     LOCKSTEP_RETURN_IF_ERROR(ApplyTokens(plan, b));
     AddOutputs(plan, b);
   }
-  PackBlockTables(plan);
   FoldPlan(plan);
   forward_batch_.token_ids = token_ids_;
   forward_batch_.positions = plan.positions;
@@ -53,6 +52,10 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
   forward_batch_.attention.query_start_loc = plan.query_start_loc;
   forward_batch_.attention.seq_lens = plan.seq_lens;
   forward_batch_.attention.slot_mapping = plan.slot_mapping;
+  // In place: a step's cost must not grow with the length of what lies behind.
+  forward_batch_.attention.block_tables = block_tables_;
+  forward_batch_.attention.max_blocks = limits_.max_blocks_per_request();
+  forward_batch_.attention.table_rows = plan.request_slots;
   return absl::OkStatus();
 }
 
@@ -211,22 +214,6 @@ void BatchState::FoldPlan(const StepPlanView& plan) {
   fold(std::span<const int32_t>(token_ids_));
   fold(plan.request_slots);
   fold(plan.seq_lens);
-}
-
-void BatchState::PackBlockTables(const StepPlanView& plan) {
-  int64_t max_blocks = 0;
-  for (const int32_t seq_len : plan.seq_lens) {
-    max_blocks = std::max(max_blocks, BlocksForTokens(seq_len, limits_.block_size));
-  }
-  const size_t size = static_cast<size_t>(plan.num_requests() * max_blocks);
-  if (packed_block_tables_.size() < size) packed_block_tables_.resize(size);
-  for (int64_t b = 0; b < plan.num_requests(); ++b) {
-    std::copy_n(BlockTable(plan.request_slots[b]),
-                BlocksForTokens(plan.seq_lens[b], limits_.block_size),
-                packed_block_tables_.data() + b * max_blocks);
-  }
-  forward_batch_.attention.block_tables = {packed_block_tables_.data(), size};
-  forward_batch_.attention.max_blocks = max_blocks;
 }
 
 }  // namespace lockstep

@@ -58,7 +58,6 @@ class BatchState {
   absl::Status ApplyRequest(const StepPlanView& plan, int64_t b);
   absl::Status ApplyTokens(const StepPlanView& plan, int64_t b);
   void AddOutputs(const StepPlanView& plan, int64_t b);
-  void PackBlockTables(const StepPlanView& plan);
   void FoldPlan(const StepPlanView& plan);
   int32_t* BlockTable(int64_t slot) {
     return block_tables_.data() + slot * limits_.max_blocks_per_request();
@@ -81,7 +80,6 @@ class BatchState {
   // The step's batch, as far as it is not in the plan itself.
   std::vector<int32_t> token_ids_;            // [T]
   std::vector<int32_t> rope_lengths_;         // [T]
-  std::vector<int32_t> packed_block_tables_;  // [B, max blocks in this step]
   std::vector<int32_t> first_logits_rows_;    // [B]
   std::vector<SampleRow> sample_rows_;
   std::vector<int32_t> sample_slots_;  // of sample_rows_

@@ -127,7 +127,10 @@ std::vector<float> Scenario::Run(const AttentionBackend& backend,
   for (const auto& table : tables_) {
     max_blocks = std::max<int64_t>(max_blocks, static_cast<int64_t>(table.size()) + 1);
   }
-  std::vector<int32_t> tables;
+  // Tables lie in another order than the requests, with rows that are nobody's between them.
+  const size_t num_tables = 2 * indexes.size();
+  std::vector<int32_t> tables(num_tables * max_blocks, 1 << 30);  // the rest is never to be read
+  std::vector<int32_t> table_rows;
   for (size_t i = 0; i < indexes.size(); ++i) {
     const auto [query_len, seq_len] = requests[i];
     const RequestData& data = data_[indexes[i]];
@@ -140,8 +143,9 @@ std::vector<float> Scenario::Run(const AttentionBackend& backend,
                     slots.data() + slots.size() - query_len);
     queries.insert(queries.end(), data.queries.begin() + first * query_width(),
                    data.queries.begin() + seq_len * query_width());
-    tables.insert(tables.end(), tables_[indexes[i]].begin(), tables_[indexes[i]].end());
-    tables.resize((i + 1) * max_blocks, 1 << 30);  // never to be read
+    table_rows.push_back(static_cast<int32_t>(num_tables - 1 - 2 * i));
+    std::copy(tables_[indexes[i]].begin(), tables_[indexes[i]].end(),
+              tables.begin() + table_rows.back() * max_blocks);
   }
   slots.resize(slots.size() + padding_rows, kNoSlot);
   const int64_t num_tokens = static_cast<int64_t>(slots.size());
@@ -151,7 +155,8 @@ std::vector<float> Scenario::Run(const AttentionBackend& backend,
                                 .seq_lens = seq_lens,
                                 .block_tables = tables,
                                 .max_blocks = max_blocks,
-                                .slot_mapping = slots};
+                                .slot_mapping = slots,
+                                .table_rows = table_rows};
   const auto metadata = backend.BuildMetadata(batch, shape_.block_size);
   LOCKSTEP_CHECK(metadata.ok());
   backend.Forward(geometry_, **metadata, View(queries.data(), num_tokens, query_width()), cache(),

@@ -15,13 +15,15 @@ struct Batch {
   std::vector<int32_t> block_tables = {3, 1, 0, -1};
   int64_t max_blocks = 2;
   std::vector<int64_t> slots = {15, 4, 3, kNoSlot};
+  std::vector<int32_t> table_rows = {};
 
   AttentionBatch View() const {
     return {.query_start_loc = query_start_loc,
             .seq_lens = seq_lens,
             .block_tables = block_tables,
             .max_blocks = max_blocks,
-            .slot_mapping = slots};
+            .slot_mapping = slots,
+            .table_rows = table_rows};
   }
 };
 
@@ -40,6 +42,20 @@ void ExpectRefused(const Batch& batch, const std::string& words, int64_t block_s
 TEST(BatchCheckTest, AcceptsASoundBatch) {
   EXPECT_TRUE(CheckBatch(Batch().View(), 4).ok());
   EXPECT_EQ(LargestBlock(Batch().View(), 4), 3);
+}
+
+TEST(BatchCheckTest, TablesMayLieInAnyRow) {
+  Batch batch;
+  batch.table_rows = {2, 0};
+  batch.block_tables = {0, -1, -1, -1, 7, 1};
+  EXPECT_TRUE(CheckBatch(batch.View(), 4).ok());
+  EXPECT_EQ(LargestBlock(batch.View(), 4), 7);
+  batch.table_rows = {3, 0};
+  ExpectRefused(batch, "request 0's block table is row 3 of 6 entries in rows of 2");
+  batch.table_rows = {0, -1};
+  ExpectRefused(batch, "request 1's block table is row -1");
+  batch.table_rows = {0};
+  ExpectRefused(batch, "table_rows has 1 entries for 2 requests");
 }
 
 TEST(BatchCheckTest, UnusedTableEntriesMayHoldAnything) {

@@ -166,8 +166,9 @@ TEST_F(CheckedBackendTest, ASkippedLastKeyIsNamed) {
 
 TEST_F(CheckedBackendTest, AWrongBlockIsNamed) {
   const auto checked = CheckedFaulty({.batch = [](auto&, std::vector<int32_t>& tables) {
-    const size_t max_blocks = tables.size() / 3;
-    std::swap(tables[2 * max_blocks], tables[2 * max_blocks + 5]);  // positions 0-3 and 20
+    // The scenario keeps request 2's table in row 1 of 6.
+    int32_t* const table = tables.data() + tables.size() / 6;
+    std::swap(table[0], table[5]);  // positions 0-3 and 20
   }});
   Scenario(ThreeRequests()).RunStep(*checked);
   // Block 5 of request 2 holds one token; the rest of it is NaN, which row 3 (position 18) reads.

@@ -178,7 +178,7 @@ class Harness {
     const AttentionBatch& batch = state_.forward_batch().attention;
     std::vector<int32_t> sequence;
     for (int64_t p = 0; p < plan_.seq_lens[b]; ++p) {
-      const int64_t block = batch.block_tables[b * batch.max_blocks + p / limits_.block_size];
+      const int64_t block = batch.BlockTable(b)[p / limits_.block_size];
       sequence.push_back(
           cache_[static_cast<size_t>(block * limits_.block_size + p % limits_.block_size)]);
       EXPECT_NE(sequence.back(), kPoison) << "position " << p << " was never computed";

@@ -370,9 +370,8 @@ TEST(BatchStateTest, PlanOutOfOrderIsAnError) {
   plan.logits_rows = {5};
   ASSERT_TRUE(state.Apply(View(plan)).ok()) << state.Apply(View(plan));
   const ForwardBatch& batch = state.forward_batch();
-  EXPECT_EQ(batch.attention.max_blocks, 2);
-  EXPECT_EQ(batch.attention.block_tables[0], 3);
-  EXPECT_EQ(batch.attention.block_tables[1], 1);
+  EXPECT_EQ(batch.attention.BlockTable(0)[0], 3);
+  EXPECT_EQ(batch.attention.BlockTable(0)[1], 1);
   EXPECT_EQ(std::vector<int32_t>(batch.rope_lengths.begin(), batch.rope_lengths.end()),
             std::vector<int32_t>(6, 6));
   ASSERT_EQ(state.sample_rows().size(), 1u);
