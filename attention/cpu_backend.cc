@@ -12,6 +12,9 @@ namespace {
 // tile: unpacking the tile then costs about a tenth of the products.
 constexpr int64_t kRowTile = 32;
 
+// Items of at most so many rows (one decode token of a group) are bound by reading keys and values.
+constexpr int64_t kStreamRows = 16;
+
 struct RowTile {
   int64_t request;
   int64_t first_row;
@@ -80,10 +83,20 @@ class Job {
   void ScaleQuery(const Item& item, float* scaled) const;
   void FillOffsets(const Item& item, int64_t first_key, int64_t begin, int64_t end,
                    int64_t* offsets) const;
-  void AttendTile(const Item& item, int64_t tile, float* scratch,
+  // The keys of a tile that some row of the item sees, as [begin, end) within the tile.
+  static int64_t InTile(int64_t tile, int64_t key) {
+    return std::clamp<int64_t>(key - tile * kKeyTile, 0, kKeyTile);
+  }
+  Range KeysOf(const Item& item, int64_t tile) const {
+    const int64_t first = item.rows->first_position;
+    return {InTile(tile, FirstVisible(first, geometry_.sliding_window)),
+            InTile(tile, first + item.rows->num_rows)};
+  }
+  // `next`: the place of the tile that the same thread works on afterwards.
+  void AttendTile(const Item& item, int64_t tile, const Cut& next, float* scratch,
                   const SoftmaxState& partial) const;
-  void RunItem(const Item& item, int64_t first_tile, int64_t last_tile, float* scratch,
-               float* shared) const;
+  void RunItem(const Item& item, int64_t first_tile, int64_t last_tile, const Cut& next,
+               float* scratch, float* shared) const;
   void WriteOut(const Item& item, const SoftmaxState& state) const;
 
   const CpuKernels& kernels_;
@@ -165,11 +178,11 @@ void Job::Plan(int64_t num_threads) {
   }
 }
 
-// Scratch of a thread, in order: scaled query, visible ranges, offsets, logits, unpacked keys,
-// unpacked values, state, partial.
+// Scratch of a thread, in order: scaled query, visible ranges, offsets of this tile and of the
+// next, logits, unpacked keys, unpacked values, state, partial.
 int64_t Job::ScratchFloats() const {
   return RoundUp(max_rows_ * geometry_.head_dim, kRowPadding) +
-         RoundUp(2 * max_rows_, kRowPadding) + 2 * kKeyTile + max_rows_ * kKeyTile +
+         RoundUp(2 * max_rows_, kRowPadding) + 4 * kKeyTile + max_rows_ * kKeyTile +
          geometry_.head_dim * kKeyStrip + kKeyStrip * padded_dim_ + 2 * StateFloats(max_rows_);
 }
 
@@ -197,13 +210,11 @@ void Job::FillOffsets(const Item& item, int64_t first_key, int64_t begin, int64_
   }
 }
 
-void Job::AttendTile(const Item& item, int64_t tile, float* scratch,
+void Job::AttendTile(const Item& item, int64_t tile, const Cut& next_tile, float* scratch,
                      const SoftmaxState& partial) const {
   const int64_t group_size = GroupSize(item);
   const int64_t first_key = tile * kKeyTile;
-  const auto in_tile = [&](int64_t key) {
-    return static_cast<int32_t>(std::clamp<int64_t>(key - first_key, 0, kKeyTile));
-  };
+  const auto in_tile = [&](int64_t key) { return static_cast<int32_t>(InTile(tile, key)); };
   float* next = scratch;
   const auto take = [&next](int64_t floats) {
     float* const taken = next;
@@ -221,6 +232,7 @@ void Job::AttendTile(const Item& item, int64_t tile, float* scratch,
   task.query = take(max_rows_ * geometry_.head_dim);
   int32_t* const visible = reinterpret_cast<int32_t*>(take(2 * max_rows_));
   int64_t* const offsets = reinterpret_cast<int64_t*>(take(2 * kKeyTile));
+  int64_t* const next_offsets = reinterpret_cast<int64_t*>(take(2 * kKeyTile));
   task.logits = take(max_rows_ * kKeyTile);
   task.packed_keys = take(geometry_.head_dim * kKeyStrip);
   task.unpacked_values = take(kKeyStrip * padded_dim_);
@@ -237,27 +249,42 @@ void Job::AttendTile(const Item& item, int64_t tile, float* scratch,
   task.key_begin = visible[0];
   task.key_end = visible[max_rows_ + task.num_rows - 1];
   FillOffsets(item, first_key, task.key_begin, task.key_end, offsets);
+  if (next_tile.item < static_cast<int64_t>(items_.size())) {
+    const Item& next = items_[next_tile.item];
+    const Range keys = KeysOf(next, next_tile.tile);
+    // With many rows a tile's keys and values are read once for all of them: nothing to gain.
+    if (NumRows(next) <= kStreamRows && keys.begin < keys.end) {
+      FillOffsets(next, next_tile.tile * kKeyTile, keys.begin, keys.end, next_offsets);
+      task.next_offsets = next_offsets;
+      task.next_begin = keys.begin;
+      task.next_end = keys.end;
+    }
+  }
   kernels_.attend_key_tile(task, partial);
 }
 
-void Job::RunItem(const Item& item, int64_t first_tile, int64_t last_tile, float* scratch,
-                  float* shared) const {
+void Job::RunItem(const Item& item, int64_t first_tile, int64_t last_tile, const Cut& next,
+                  float* scratch, float* shared) const {
+  const int64_t index = &item - items_.data();
+  const auto after = [&](int64_t tile) {
+    return tile + 1 < last_tile ? Cut{.item = index, .tile = tile + 1} : next;
+  };
   ScaleQuery(item, scratch);
   const int64_t rows = NumRows(item);
   const int64_t state_floats = StateFloats(rows);
   if (item.shared_offset >= 0) {
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       float* const memory = shared + item.shared_offset + (tile - item.first_tile) * state_floats;
-      AttendTile(item, tile, scratch, StateAt(memory, rows));
+      AttendTile(item, tile, after(tile), scratch, StateAt(memory, rows));
     }
     return;
   }
   float* const states = scratch + ScratchFloats() - 2 * StateFloats(max_rows_);
   const SoftmaxState state = StateAt(states, rows);
   const SoftmaxState partial = StateAt(states + StateFloats(max_rows_), rows);
-  AttendTile(item, first_tile, scratch, state);
+  AttendTile(item, first_tile, after(first_tile), scratch, state);
   for (int64_t tile = first_tile + 1; tile < last_tile; ++tile) {
-    AttendTile(item, tile, scratch, partial);
+    AttendTile(item, tile, after(tile), scratch, partial);
     kernels_.fold(rows, padded_dim_, partial, state);
   }
   WriteOut(item, state);
@@ -282,7 +309,12 @@ void Job::RunPart(int64_t part, float* scratch, float* shared) const {
     const Item& item = items_[i];
     const int64_t first_tile = i == begin.item ? begin.tile : item.first_tile;
     const int64_t last_tile = i == end.item ? end.tile : item.last_tile;
-    if (first_tile < last_tile) RunItem(item, first_tile, last_tile, scratch, shared);
+    if (first_tile >= last_tile) continue;
+    const bool last = i + 1 == static_cast<int64_t>(items_.size()) || i + 1 > end.item ||
+                      (i + 1 == end.item && end.tile <= items_[i + 1].first_tile);
+    const Cut next = last ? Cut{.item = static_cast<int64_t>(items_.size())}
+                          : Cut{.item = i + 1, .tile = items_[i + 1].first_tile};
+    RunItem(item, first_tile, last_tile, next, scratch, shared);
   }
 }
 

@@ -30,6 +30,11 @@ struct KeyTileTask {
                            // [key_begin, key_end) only
   int64_t key_begin;       // union of what the rows see, within the tile
   int64_t key_end;
+  // Of the tile that this thread works on next, asked for while this one is computed: element
+  // offsets set in [next_begin, next_end); empty: none.
+  const int64_t* next_offsets;  // [kKeyTile]
+  int64_t next_begin;
+  int64_t next_end;
   int64_t num_rows;
   const float* query;            // [num_rows, D], already times scale
   const int32_t* visible_begin;  // [num_rows] keys a row sees: [begin, end) within the tile, empty

@@ -59,6 +59,18 @@ inline int64_t TransposeBlocks(const BF16* const (&rows)[kWidth], int64_t head_d
   return d;
 }
 
+// A vector of the next tile of this thread. Pages of a request lie anywhere, and a head's part of a
+// page is a few KB: too short for the processor to see a stream. Always inlined, because gcc 12
+// takes a function that does nothing but prefetch for one without effect, and drops the call.
+template <typename T>
+__attribute__((always_inline)) inline void PrefetchNext(const KeyTileTask& task, const T* data,
+                                                        int64_t key) {
+  if (key < task.next_begin || key >= task.next_end) return;
+  const T* const row = data + task.next_offsets[key];
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t d = 0; d < task.head_dim; d += kLine) __builtin_prefetch(row + d, 0, 2);
+}
+
 // packed[d][k] = key of position `strip + k` in the tile, for whole groups of kWidth keys that
 // touch [key_begin, key_end). Positions outside repeat a neighbour: their logits are not used.
 template <typename T>
@@ -71,6 +83,7 @@ void PackKeys(const KeyTileTask& task, int64_t strip, int64_t first, int64_t las
       if (key < task.key_begin) key = task.key_begin;
       if (key >= task.key_end) key = task.key_end - 1;
       rows[i] = keys + task.offsets[key];
+      PrefetchNext(task, keys, group + i);
     }
     float* const packed = task.packed_keys + (group - strip);
     for (int64_t d = TransposeBlocks(rows, task.head_dim, packed); d < task.head_dim; ++d) {
@@ -85,6 +98,7 @@ void UnpackValues(const KeyTileTask& task, int64_t strip, int64_t first, int64_t
   const T* const values = static_cast<const T*>(task.values);
   for (int64_t key = first; key < last; ++key) {
     const T* const row = values + task.offsets[key];
+    PrefetchNext(task, values, key);
     float* const out = task.unpacked_values + (key - strip) * task.padded_dim;
     int64_t d = 0;
     for (; d + kWidth <= task.head_dim; d += kWidth) Store(out + d, LoadAsFloat(row + d));
@@ -320,8 +334,8 @@ void AccumulateValues(const KeyTileTask& task, int64_t strip, int64_t begin, int
   }
 }
 
-// Pages of a request lie anywhere, and a head's part of a page is a few KB: too short for the
-// processor to see a stream. Asks for the vectors of positions [begin, end).
+// Asks for the vectors of positions [begin, end) of this tile: what PrefetchNext of the tile before
+// has not asked for.
 template <typename T>
 void Prefetch(const KeyTileTask& task, const void* data, int64_t begin, int64_t end) {
   constexpr int64_t kCacheLine = 64;

@@ -8,6 +8,7 @@ namespace lockstep {
 namespace {
 
 #include "model/linear_tile.h"
+#include "model/silu_tile.h"
 
 struct Avx2Base {
   using X = float;
@@ -18,6 +19,8 @@ struct Avx2Base {
   static Acc Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, Acc a) { _mm256_storeu_ps(p, a); }
   static Acc Add(Acc a, Acc b) { return _mm256_add_ps(a, b); }
+  using Int = int32_t __attribute__((vector_size(32)));
+  static Acc MulAdd(Acc a, Acc b, Acc c) { return _mm256_fmadd_ps(a, b, c); }
 };
 
 struct Avx2F32 : Avx2Base {
@@ -72,6 +75,6 @@ void Round(const float* x, int64_t count, void* out) {
 }  // namespace
 
 const LinearKernels kLinearAvx2 = {KernelOf<Avx2F32>(), KernelOf<Avx2Widened>(), Round,
-                                   sizeof(float)};
+                                   sizeof(float), SiluMulRun<Avx2Base>};
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@ namespace lockstep {
 namespace {
 
 #include "model/linear_tile.h"
+#include "model/silu_tile.h"
 
 struct Avx512Base {
   using Acc = __m512;
@@ -19,6 +20,8 @@ struct Avx512Base {
   static Acc Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, Acc a) { _mm512_storeu_ps(p, a); }
   static Acc Add(Acc a, Acc b) { return _mm512_add_ps(a, b); }
+  using Int = int32_t __attribute__((vector_size(64)));
+  static Acc MulAdd(Acc a, Acc b, Acc c) { return _mm512_fmadd_ps(a, b, c); }
 };
 
 struct Avx512F32 : Avx512Base {
@@ -113,8 +116,8 @@ void RoundToBF16(const float* x, int64_t count, void* out) {
 }  // namespace
 
 const LinearKernels kLinearAvx512 = {KernelOf<Avx512F32>(), KernelOf<Avx512Widened>(), RoundToFloat,
-                                     sizeof(float)};
+                                     sizeof(float), SiluMulRun<Avx512Base>};
 const LinearKernels kLinearAvx512Bf16 = {KernelOf<Avx512F32>(), KernelOf<Avx512Bf16>(), RoundToBF16,
-                                         sizeof(BF16)};
+                                         sizeof(BF16), SiluMulRun<Avx512Base>};
 
 }  // namespace lockstep

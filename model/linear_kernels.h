@@ -1,4 +1,4 @@
-// Inside of Linear: one table of kernels for each instruction set.
+// Inside of ops.cc: one table of kernels for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,8 @@ struct LinearKernels {
   // x rounded to bfloat16, `count` elements, stored as the bf16 kernel wants it.
   void (*round)(const float* x, int64_t count, void* out);
   int64_t rounded_bytes;  // an element of `out`: 2 (bfloat16) or 4 (float32 of the same value)
+  // out[i] = silu(gate[i]) * up[i], the same bits wherever i is; relative error below 1e-6.
+  void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
 };
 
 extern const LinearKernels kLinearPortable;

@@ -5,6 +5,7 @@ namespace lockstep {
 namespace {
 
 #include "model/linear_tile.h"
+#include "model/silu_tile.h"
 
 // 4 lanes: one register of every common 64-bit CPU, by the compiler's own vector type.
 using Float4 = float __attribute__((vector_size(16)));
@@ -24,6 +25,8 @@ struct PortableBase {
   }
   static void Store(float* p, const Acc& a) { __builtin_memcpy(p, &a, sizeof(a)); }
   static Acc Add(const Acc& a, const Acc& b) { return a + b; }
+  using Int = int32_t __attribute__((vector_size(16)));
+  static Acc MulAdd(const Acc& a, const Acc& b, const Acc& c) { return a * b + c; }
   static Float4 Broadcast(float x) { return Float4{x, x, x, x}; }
 };
 
@@ -74,6 +77,6 @@ void Round(const float* x, int64_t count, void* out) {
 }  // namespace
 
 const LinearKernels kLinearPortable = {KernelOf<PortableF32>(), KernelOf<PortableWidened>(), Round,
-                                       sizeof(float)};
+                                       sizeof(float), SiluMulRun<PortableBase>};
 
 }  // namespace lockstep

@@ -208,6 +208,7 @@ void ApplyRope(const MatrixView& x, int64_t head_dim, int64_t rotary_dim, const 
 
 void SiluMul(const MatrixView& gate_up, const MatrixView& out, const OpContext& context) {
   LOCKSTEP_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows);
+  const LinearKernels& kernels = KernelsOf(context.isa);
   const auto silu = [&](int64_t begin, int64_t end) {
     while (begin < end) {  // [begin, end) of the T * F elements, a row's part at a time
       const int64_t t = begin / out.cols;
@@ -215,12 +216,12 @@ void SiluMul(const MatrixView& gate_up, const MatrixView& out, const OpContext& 
       const int64_t last = std::min(out.cols, first + (end - begin));
       const float* gate = gate_up.row<const float>(t);
       const float* up = gate + out.cols;
-      float* y = out.row<float>(t);
-      for (int64_t i = first; i < last; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+      kernels.silu_mul(gate + first, up + first, last - first, out.row<float>(t) + first);
       begin += last - first;
     }
   };
-  ParallelFor(context, out.rows * out.cols, 512, silu);
+  const int64_t count = out.rows * out.cols;
+  ParallelFor(context, count, count < kMinParallelElements / 4 ? count : 512, silu);
 }
 
 }  // namespace lockstep

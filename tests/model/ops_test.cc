@@ -308,21 +308,42 @@ TEST_F(OpsTest, ApplyRopeTurnsTheFirstDimsAndNoOthers) {
 }
 
 TEST_F(OpsTest, SiluMulMatchesDoublePrecisionAndSurvivesLargeValues) {
-  for (int64_t cols : {1, 300, 2000}) {
-    Matrix gate_up(3, 2 * cols, 2 * cols + 1), out(3, cols, cols + 4);
-    Fill(gate_up, 17, 3);
-    gate_up.view.row<float>(0)[0] = -200;
-    gate_up.view.row<float>(1)[0] = 200;
-    Poison(out);
-    SiluMul(gate_up.view, out.view, Context());
-    for (int64_t t = 0; t < 3; ++t) {
-      for (int64_t c = 0; c < cols; ++c) {
-        const double gate = gate_up.At(t, c);
-        const double expected = gate / (1 + std::exp(-gate)) * gate_up.At(t, cols + c);
-        EXPECT_NEAR(out.At(t, c), expected, 2e-6 * (std::abs(expected) + 1));
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    for (int64_t cols : {1, 300, 2000}) {
+      Matrix gate_up(3, 2 * cols, 2 * cols + 1), out(3, cols, cols + 4);
+      Fill(gate_up, 17, 3);
+      gate_up.view.row<float>(0)[0] = -200;
+      gate_up.view.row<float>(1)[0] = 200;
+      Poison(out);
+      SiluMul(gate_up.view, out.view, Context(isa));
+      for (int64_t t = 0; t < 3; ++t) {
+        for (int64_t c = 0; c < cols; ++c) {
+          const double gate = gate_up.At(t, c);
+          const double expected = gate / (1 + std::exp(-gate)) * gate_up.At(t, cols + c);
+          EXPECT_NEAR(out.At(t, c), expected, 1e-6 * std::abs(expected) + 1e-30) << Name(isa);
+        }
+      }
+      ExpectGapsUntouched(out);
+    }
+  }
+}
+
+TEST_F(OpsTest, SiluMulsBitsDoNotDependOnThePlaceAndNaNStays) {
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    Matrix gate_up(1, 2 * 67, 2 * 67), whole(1, 67, 67), one(1, 1, 1), pair(1, 2, 2);
+    Fill(gate_up, 20, 4);
+    gate_up.view.row<float>(0)[3] = kNaN;
+    SiluMul(gate_up.view, whole.view, Context(isa));
+    for (int64_t c = 0; c < 67; ++c) {
+      pair.view.row<float>(0)[0] = gate_up.view.row<float>(0)[c];
+      pair.view.row<float>(0)[1] = gate_up.view.row<float>(0)[67 + c];
+      SiluMul(pair.view, one.view, Context(isa));
+      if (c == 3) {
+        EXPECT_TRUE(std::isnan(one.At(0, 0)) && std::isnan(whole.At(0, c)));
+      } else {
+        EXPECT_EQ(one.At(0, 0), whole.At(0, c)) << Name(isa) << ", " << c;
       }
     }
-    ExpectGapsUntouched(out);
   }
 }
 
