@@ -47,7 +47,7 @@ std::string StopMatcher::Release(bool ended) {
 
 std::string TextOutput::Push(int32_t id) {
   std::string text = decoder_.Push(id);
-  if (exempt_tokens_ == 0) return Match(std::move(text));
+  if (exempt_tokens_ == 0) return Match(text);
   if (--exempt_tokens_ == 0) {
     exempt_text_ = StreamDecoder(decoder_).Finish();
     exempt_text_.resize(std::min(exempt_text_.find(kReplacementCharacter), exempt_text_.size()));
@@ -56,13 +56,13 @@ std::string TextOutput::Push(int32_t id) {
 }
 
 std::string TextOutput::Finish() {
-  std::string text = decoder_.Finish();
+  const std::string text = decoder_.Finish();
   if (exempt_tokens_ > 0) return text;
-  text = Match(std::move(text));
-  return text + matcher_.Finish();
+  const std::string before = Match(text);
+  return before + matcher_.Finish();
 }
 
-std::string TextOutput::Match(std::string text) {
+std::string TextOutput::Match(const std::string& text) {
   if (exempt_text_.empty() || text.empty()) return matcher_.Push(text);
   // The decoder judges a run of byte tokens as a whole: later ones may have turned what was held
   // into something else, which is then text like any other.

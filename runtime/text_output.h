@@ -56,7 +56,7 @@ class TextOutput {
   bool stopped() const { return matcher_.stopped(); }
 
  private:
-  std::string Match(std::string text);
+  std::string Match(const std::string& text);
 
   StreamDecoder decoder_;
   StopMatcher matcher_;
