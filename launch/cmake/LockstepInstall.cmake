@@ -36,7 +36,7 @@ lockstep_export(tokenizer model/tokenizer/gguf_vocab.h model/tokenizer/stream_de
 lockstep_export(chat model/chat/chat_config.h model/chat/chat_template.h)
 lockstep_export(model)
 lockstep_export(sampling)
-lockstep_export(runtime runtime/engine.h runtime/request.h runtime/text_output.h)
+lockstep_export(runtime runtime/engine.h runtime/request.h runtime/scheduler_stats.h runtime/text_output.h)
 lockstep_export(engine)
 
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
