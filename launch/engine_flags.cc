@@ -104,6 +104,16 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
           Flag("--poison-freed-blocks",
                "Fill KV blocks with NaN when they are freed: a wrong read becomes an error. Slow.",
                &engine->poison_freed_blocks),
+          {"--check-tp", "STEPS",
+           "Compare every tensor of the first STEPS steps with what one rank computes, on 2 or "
+           "more "
+           "ranks: the first layer and tensor that differ are named, with exit status 1. Rank 0 "
+           "also loads the whole model.",
+           "", false, StoreInt(&engine->check_tp_steps, 1, INT32_MAX)},
+          Flag("--check-attention",
+               "Compare every attention output with that of the backend \"reference\": the first "
+               "layer, request and head that differ are named, with exit status 1. Slow.",
+               &engine->check_attention),
       }};
   return {std::move(run), KvCacheGroup(engine), std::move(debug)};
 }

@@ -26,11 +26,9 @@ double SecondsSince(Clock::time_point start) {
 // A fault after the start. Says whose it is, whatever the log level, and ends the job.
 [[noreturn]] void FailJob(const Communicator& communicator, const absl::Status& status) {
   const std::string message(status.message());
-  if (absl::IsAborted(status)) {
-    // Another rank is gone, and every survivor learns of it at about the same time. The lowest one
-    // speaks; its abort ends the others while they wait here.
-    std::this_thread::sleep_for(std::chrono::milliseconds(20) * communicator.rank());
-  }
+  // Where ranks learn of it together (another rank is gone; a check found the ranks apart), the
+  // lowest one speaks; its abort ends the others while they wait here.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20) * communicator.rank());
   if (communicator.size() > 1) {
     std::fprintf(stderr, "lockstep error: rank %d (%s): %s\n", communicator.rank(),
                  communicator.host().c_str(), message.c_str());

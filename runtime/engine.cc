@@ -24,7 +24,7 @@ absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
       absl::StrFormat("%s is %d: it must be %d to %d", name, value, min, kMax));
 }
 
-absl::Status CheckOptions(const EngineOptions& options) {
+absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 0));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1));
   LOCKSTEP_RETURN_IF_ERROR(
@@ -33,6 +33,8 @@ absl::Status CheckOptions(const EngineOptions& options) {
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("num_threads", options.num_threads, 1));
   LOCKSTEP_RETURN_IF_ERROR(
       CheckOption("num_gpu_blocks_override", options.num_gpu_blocks_override, 0));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOption("check_tp_steps", options.check_tp_steps, 0));
+  if (options.check_tp_steps > 0) LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(num_ranks));
   if (options.steps_in_flight < 1 || options.steps_in_flight > 2) {
     return absl::InvalidArgumentError(
         absl::StrFormat("steps_in_flight is %d: it must be 1 or 2", options.steps_in_flight));
@@ -60,6 +62,12 @@ absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
                                             options.attention_backend, *parts.threads));
   if (communicator.rank() == 0) LogInfo(selection.report.ToString());
   parts.attention = std::move(selection.backend);
+  if (options.check_attention) {
+    auto checked = CheckedBackend::Create(std::move(parts.attention));
+    if (!checked.ok()) return Annotate(checked.status(), "--check-attention");
+    parts.checked_attention = checked->get();
+    parts.attention = *std::move(checked);
+  }
   const DecoderOptions decoder_options{.dtype = options.dtype,
                                        .max_num_batched_tokens = options.max_num_batched_tokens,
                                        .max_model_len = max_model_len};
@@ -100,6 +108,21 @@ void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wan
   }
 }
 
+// COLLECTIVE.
+absl::StatusOr<std::unique_ptr<TpChecker>> MakeTpChecker(
+    const ModelSource& source, const EngineOptions& options,
+    const std::vector<RankPartition>& partition, int64_t max_model_len, int64_t num_blocks,
+    Communicator& communicator, ThreadPool& threads) {
+  const TpCheckOptions check{.num_steps = options.check_tp_steps,
+                             .dtype = options.dtype,
+                             .max_num_batched_tokens = options.max_num_batched_tokens,
+                             .max_model_len = max_model_len,
+                             .block_size = options.block_size,
+                             .num_blocks = num_blocks,
+                             .attention_backend = options.attention_backend};
+  return TpChecker::Create(source, check, partition, communicator, threads);
+}
+
 EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& options) {
   const ModelConfig& config = source.config;
   EngineLoopOptions loop;
@@ -130,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   const auto start = std::chrono::steady_clock::now();
   const ModelConfig& config = source.config;
   // The same verdict on all ranks, before the first collective.
-  LOCKSTEP_RETURN_IF_ERROR(CheckOptions(options));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOptions(options, communicator.size()));
   LOCKSTEP_ASSIGN_OR_RETURN(const int64_t wanted_model_len, WantedModelLen(options, config));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
                             PartitionModel(config.Dims(), communicator.size()));
@@ -154,6 +177,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
               partition[static_cast<size_t>(budget.limiting_rank)]);
+  }
+  if (options.check_tp_steps > 0) {
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.tp_checker,
+                              MakeTpChecker(source, options, partition, wanted_model_len,
+                                            budget.num_blocks, communicator, *parts.threads));
   }
 
   const PlanLimits limits{.max_num_batched_tokens = options.max_num_batched_tokens,

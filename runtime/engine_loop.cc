@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
         engine->runner_,
         StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
                            communicator, *engine->parts_.threads));
+    engine->runner_->set_checks(engine->parts_.tp_checker.get(), engine->parts_.checked_attention);
     if (!leads) return absl::OkStatus();
     engine->scheduler_ = std::make_unique<Scheduler>(limits, engine->options_.scheduler);
     if (engine->options_.step_log.empty()) return absl::OkStatus();
@@ -232,7 +233,8 @@ absl::Status EngineLoop::Stop() {
     if (stopped_) return absl::OkStatus();
     stopped_ = true;
   }
-  return Fail(SendKind(StepKind::kStop));
+  LOCKSTEP_RETURN_IF_ERROR(Fail(SendKind(StepKind::kStop)));
+  return Fail(runner_->LogChecks());
 }
 
 absl::Status EngineLoop::Follow() {
@@ -240,7 +242,7 @@ absl::Status EngineLoop::Follow() {
   while (true) {
     auto plan = ReceivePlan(communicator_, limits_, buffer_);
     LOCKSTEP_RETURN_IF_ERROR(Fail(plan.status()));
-    if (plan->kind == StepKind::kStop) return absl::OkStatus();
+    if (plan->kind == StepKind::kStop) return Fail(runner_->LogChecks());
     if (plan->kind == StepKind::kHeartbeat) continue;
     LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Execute(*plan, sink_, results_[0])));
     const std::lock_guard lock(mutex_);

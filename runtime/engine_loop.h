@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/checked_backend.h"
 #include "cache/kv_pool.h"
 #include "model/decoder.h"
 #include "runtime/core/thread_pool.h"
@@ -26,6 +27,10 @@ struct EngineParts {
   std::unique_ptr<AttentionBackend> attention;  // may be null when the decoder needs none
   std::unique_ptr<Decoder> decoder;
   KvPool pool;
+
+  // When asked for; on all ranks alike.
+  std::unique_ptr<TpChecker> tp_checker;
+  const CheckedBackend* checked_attention = nullptr;  // `attention`, when it is one
 };
 
 // Of EngineOptions and the model, what the loop needs.

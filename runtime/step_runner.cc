@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
+
+#include "runtime/core/log.h"
 
 namespace lockstep {
 
@@ -52,9 +55,11 @@ absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSin
                                  StepResult& result) {
   LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
   ChangePool(plan);
+  if (tp_checker_ != nullptr) decoder_.set_observer(tp_checker_->observer());
   MatrixView logits = logits_;
   logits.rows = static_cast<int64_t>(plan.logits_rows.size());
   LOCKSTEP_RETURN_IF_ERROR(decoder_.Forward(state_.forward_batch(), pool_, logits));
+  LOCKSTEP_RETURN_IF_ERROR(RunChecks());
   // Before sampling, which may change rows in place.
   LOCKSTEP_RETURN_IF_ERROR(GatherScores(plan, sink));
   const std::span<const LogprobRow> logprob_rows = state_.logprob_rows();
@@ -72,6 +77,34 @@ absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSin
 void StepRunner::ChangePool(const StepPlanView& plan) {
   for (const int32_t block : plan.poisoned_blocks) pool_.Poison(block);
   for (const PlanBlockCopy& copy : plan.block_copies) pool_.Copy(copy.source, copy.target);
+  if (tp_checker_ != nullptr) tp_checker_->ChangePool(plan.poisoned_blocks, plan.block_copies);
+}
+
+absl::Status StepRunner::RunChecks() {
+  if (checked_attention_ != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(Agree(communicator_, checked_attention_->status()));
+  }
+  if (tp_checker_ == nullptr || !tp_checker_->active()) return absl::OkStatus();
+  return tp_checker_->Check(state_.forward_batch());
+}
+
+absl::Status StepRunner::LogChecks() {
+  const bool leads = communicator_.rank() == 0;
+  if (tp_checker_ != nullptr && leads) LogInfo(tp_checker_->Summary());
+  if (checked_attention_ == nullptr) return absl::OkStatus();
+  const std::string mine = checked_attention_->Summary();
+  const int64_t size = std::ssize(mine);
+  std::vector<int64_t> sizes(static_cast<size_t>(communicator_.size()));
+  LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGather(&size, sizeof(size), sizes.data()));
+  std::string all(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})),
+                  '\0');
+  LOCKSTEP_RETURN_IF_ERROR(communicator_.GatherV(mine.data(), sizes, all.data(), 0));
+  size_t begin = 0;
+  for (size_t rank = 0; leads && rank < sizes.size(); ++rank) {
+    LogInfo(absl::StrCat("--check-attention: rank ", rank, ": ", all.substr(begin, sizes[rank])));
+    begin += static_cast<size_t>(sizes[rank]);
+  }
+  return absl::OkStatus();
 }
 
 // All ranks see the same digests, so all of them return the same status.

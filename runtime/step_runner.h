@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/checked_backend.h"
 #include "cache/kv_pool.h"
 #include "model/decoder.h"
 #include "parallel/communicator.h"
@@ -15,6 +16,7 @@
 #include "runtime/core/thread_pool.h"
 #include "runtime/sampler.h"
 #include "runtime/step_plan.h"
+#include "runtime/tp_check.h"
 
 namespace lockstep {
 
@@ -48,11 +50,21 @@ class StepRunner {
   // alone. `result` keeps its memory from step to step.
   absl::Status Execute(const StepPlanView& plan, const PromptLogitsSink& sink, StepResult& result);
 
+  // Before the first step, on all ranks alike: what Execute has checked after each forward pass;
+  // null: nothing. A difference is an Internal error of Execute, the same on all ranks.
+  void set_checks(TpChecker* tp, const CheckedBackend* attention) {
+    tp_checker_ = tp;
+    checked_attention_ = attention;
+  }
+  // COLLECTIVE, after the last step: rank 0 logs what the checks found.
+  absl::Status LogChecks();
+
  private:
   StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
              KvPool& pool, Communicator& communicator, ThreadPool& threads);
 
   void ChangePool(const StepPlanView& plan);
+  absl::Status RunChecks();
   absl::Status CompareDigests(const StepPlanView& plan, std::span<const uint64_t> digests) const;
   absl::Status GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink);
   absl::Status GatherPiece(int64_t first_logits_row, int64_t rows);
@@ -65,6 +77,8 @@ class StepRunner {
   BatchState state_;
   Sampler sampler_;
   LogprobComputer logprobs_;
+  TpChecker* tp_checker_ = nullptr;
+  const CheckedBackend* checked_attention_ = nullptr;
   Buffer logits_storage_;
   MatrixView logits_;  // float32 [max_logits_rows, V_local]
 
