@@ -177,11 +177,13 @@ std::string CheckedBackend::Describe(const AttentionDifference& d) const {
   const std::string place = absl::StrFormat("step %d, layer %d, %s", d.step, d.layer, row);
   if (d.where != AttentionDifference::Where::kOutput) {
     const bool keys = d.where == AttentionDifference::Where::kWrittenKeys;
-    return absl::StrFormat("%s, KV head %d, element %d: slot %d holds the %s %.9g, not %.9g", place,
-                           d.head, d.element, d.slot, keys ? "key" : "value", d.value, d.expected);
+    return absl::StrFormat("%s, local KV head %d, element %d: slot %d holds the %s %.9g, not %.9g",
+                           place, d.head, d.element, d.slot, keys ? "key" : "value", d.value,
+                           d.expected);
   }
   return absl::StrFormat(
-      "%s, query head %d, element %d: %.9g, the reference gives %.9g: %.3g of the row's largest "
+      "%s, local query head %d, element %d: %.9g, the reference gives %.9g: %.3g of the row's "
+      "largest "
       "magnitude",
       place, d.head, d.element, d.value, d.expected, d.relative);
 }
@@ -200,8 +202,8 @@ absl::Status CheckedBackend::status() const {
 
 std::string CheckedBackend::Summary() const {
   std::string text = absl::StrFormat(
-      "attention backend \"%s\" against \"reference\": %d steps, %d layers, %d rows compared",
-      backend_->name(), found_.steps, found_.layers, found_.rows);
+      "attention backend \"%s\" against \"reference\": %d step%s, %d layers, %d rows compared",
+      backend_->name(), found_.steps, found_.steps == 1 ? "" : "s", found_.layers, found_.rows);
   if (found_.rows_not_finite > 0) {
     absl::StrAppend(&text, "; NaN in ", found_.rows_not_finite, " rows of both");
   }

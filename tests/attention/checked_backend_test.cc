@@ -151,7 +151,7 @@ TEST_F(CheckedBackendTest, AWrongHeadIsNamed) {
       geometry.kv_groups = {{0, 1}, {1, 3}};
     }});
     Scenario(ThreeRequests(dtype)).RunStep(*checked);
-    ExpectNames(*checked, "step 1, layer 0, request 0, position 8 (row 0), query head 1, ");
+    ExpectNames(*checked, "step 1, layer 0, request 0, position 8 (row 0), local query head 1, ");
   }
 }
 
@@ -161,7 +161,7 @@ TEST_F(CheckedBackendTest, ASkippedLastKeyIsNamed) {
   }});
   Scenario scenario(ThreeRequests());
   scenario.RunStep(*checked);
-  ExpectNames(*checked, "request 1, position 28 (row 1), query head ");
+  ExpectNames(*checked, "request 1, position 28 (row 1), local query head ");
 }
 
 TEST_F(CheckedBackendTest, AWrongBlockIsNamed) {
@@ -172,7 +172,7 @@ TEST_F(CheckedBackendTest, AWrongBlockIsNamed) {
   }});
   Scenario(ThreeRequests()).RunStep(*checked);
   // Block 5 of request 2 holds one token; the rest of it is NaN, which row 3 (position 18) reads.
-  ExpectNames(*checked, "request 2, position 18 (row 3), query head 0, element 0: nan, ");
+  ExpectNames(*checked, "request 2, position 18 (row 3), local query head 0, element 0: nan, ");
   EXPECT_TRUE(std::isinf(checked->largest().relative));
 }
 
@@ -207,7 +207,7 @@ TEST_F(CheckedBackendTest, TheLayerIsTheNumberOfForwardCalls) {
     }
   }
   ExpectNames(*checked,
-              "step 1, layer 2, request 0, position 0 (row 0), query head 1, element 1: "
+              "step 1, layer 2, request 0, position 0 (row 0), local query head 1, element 1: "
               "0.252499998, the reference gives 0.25:");
 }
 
@@ -216,11 +216,11 @@ TEST_F(CheckedBackendTest, ARowLeftOutAndPaddingThatIsNotZeroAreNamed) {
     out.row<float>(4)[0] = NAN;  // what a row that was not written holds
   }});
   Scenario(ThreeRequests()).RunStep(*left_out);
-  ExpectNames(*left_out, "request 2, position 19 (row 4), query head 0, element 0: nan, ");
+  ExpectNames(*left_out, "request 2, position 19 (row 4), local query head 0, element 0: nan, ");
   const auto padding = CheckedFaulty(
       {.output = [](int64_t, const MatrixView& out) { out.row<float>(6)[20] = 1e-30f; }});
   Scenario(ThreeRequests()).RunStep(*padding);
-  ExpectNames(*padding, "layer 0, row 6, query head 1, element 4: ");
+  ExpectNames(*padding, "layer 0, row 6, local query head 1, element 4: ");
 }
 
 TEST_F(CheckedBackendTest, NanThatTheFormulaGivesIsNoDifference) {
@@ -248,7 +248,7 @@ TEST_F(CheckedBackendTest, AWrongWriteIsNamed) {
     checked->WriteKv(key_view, value_view, std::vector<int64_t>{7}, cache);
     EXPECT_TRUE(checked->status().ok()) << checked->status();  // another slot
     checked->WriteKv(key_view, value_view, std::vector<int64_t>{6}, cache);
-    ExpectNames(*checked, "row 0, KV head 1, element 3: slot 6 holds the value 2.");
+    ExpectNames(*checked, "row 0, local KV head 1, element 3: slot 6 holds the value 2.");
   }
 }
 

@@ -39,7 +39,9 @@ absl::Status RunRequests(Engine& engine, Answers& answers) {
   Request forked;
   forked.prompt = prefix;
   forked.prompt.push_back(5);  // half a block is copied
-  forked.sampling = {.temperature = 0.5, .max_tokens = 12, .n = 3};
+  forked.sampling.temperature = 0.5;
+  forked.sampling.max_tokens = 12;
+  forked.sampling.n = 3;
   forked.on_event = [&answers](const RequestEvent& event) {
     if (event.token.has_value()) answers.forked.emplace_back(event.choice, *event.token);
     return true;
