@@ -1,9 +1,13 @@
-// Which attention backend runs a model's layers.
+// Which attention backend runs a model's layers, and its check at run time.
+//
+// The engine knows attention through this header: backends as SelectAttention gives them, and
+// CheckedBackend to put around one.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
+#include "attention/checked_backend.h"
 #include "attention/selector.h"
 #include "model/model_config.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/checked_backend.h"
 #include "cache/kv_pool.h"
+#include "model/attention_selection.h"
 #include "model/decoder.h"
 #include "runtime/core/thread_pool.h"
 #include "runtime/engine.h"

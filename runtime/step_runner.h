@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/checked_backend.h"
 #include "cache/kv_pool.h"
+#include "model/attention_selection.h"
 #include "model/decoder.h"
 #include "parallel/communicator.h"
 #include "runtime/batch_state.h"

@@ -38,7 +38,7 @@ absl::Status RunRequests(Engine& engine, Answers& answers) {
   }
   Request forked;
   forked.prompt = prefix;
-  forked.prompt.push_back(5);  // half a block is copied
+  forked.prompt.insert(forked.prompt.end(), {5, 6, 7});  // the last block is copied in part
   forked.sampling.temperature = 0.5;
   forked.sampling.max_tokens = 12;
   forked.sampling.n = 3;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <random>
 
@@ -339,6 +340,22 @@ TEST_P(TpCheckTest, BlockCopiesMustReachTheChecker) {
   ExpectNamed(RunJob(GetParam(), forgotten),
               {"step 3: layer 0 attention is apart on rank",
                "row 0 (request 0 of the step, position 14), query head "});
+}
+
+// A read of a poisoned block gives NaN on both sides: a fault, but none between ranks.
+TEST_P(TpCheckTest, PoisonedBlocksReachTheChecker) {
+  const Steps steps = [](ModelRunner& runner, TpChecker& checker) {
+    runner.set_after_forward([&](const ForwardBatch& batch) { return checker.Check(batch); });
+    runner.decoder().set_observer(checker.observer());
+    LOCKSTEP_RETURN_IF_ERROR(runner.Step({{0, {1, 2, 3, 4, 5}, 0, 5}}).status());
+    const int32_t block = runner.table(0)[0];
+    runner.pool().Poison(block);
+    checker.ChangePool({&block, 1}, {});
+    LOCKSTEP_ASSIGN_OR_RETURN(const Logits logits, runner.Step({{0, {6}, 5, 5}}));
+    EXPECT_TRUE(std::isnan(logits[0][0]));
+    return absl::OkStatus();
+  };
+  ExpectAgreed(RunJob(NineHeads(), GetParam(), {}, steps), "2 steps, 38 tensors of each");
 }
 
 TEST_P(TpCheckTest, OfALongStepTheFirstAndLastRowsAreCompared) {
