@@ -110,23 +110,24 @@ absl::Status LogprobComputer::Compute(const MatrixView& logits, std::span<const 
   }
   send_.resize(static_cast<size_t>(rank_bytes));
   receive_.resize(static_cast<size_t>(rank_bytes) * vocab_ranges_.size());
-  const auto num_rows = static_cast<int64_t>(rows.size());
-  threads_.ParallelFor(num_rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) Summarise(logits, rows[i], send_.data() + offsets_[i]);
-  });
+  // Lambdas with one captured reference: std::function keeps them without allocating.
+  const auto for_each_row = [&](const auto& fn) {
+    threads_.ParallelFor(static_cast<int64_t>(rows.size()), 1, [&fn](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) fn(static_cast<size_t>(i));
+    });
+  };
+  for_each_row([&](size_t i) { Summarise(logits, rows[i], send_.data() + offsets_[i]); });
   LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGather(send_.data(), rank_bytes, receive_.data()));
-  threads_.ParallelFor(num_rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const LogprobRow& row = rows[i];
-      int64_t owner = 0;
-      while (row.token >= vocab_ranges_[owner].end) ++owner;
-      const std::byte* first = receive_.data() + offsets_[i];
-      double token_logit;
-      std::memcpy(&token_logit, first + owner * rank_bytes + LogprobSummaryBytes(row.num_top),
-                  sizeof(token_logit));
-      ReadLogprobSummaries(first, rank_bytes, communicator_.size(), row.num_top, row.token,
-                           static_cast<float>(token_logit), results[i]);
-    }
+  for_each_row([&](size_t i) {
+    const LogprobRow& row = rows[i];
+    int64_t owner = 0;
+    while (row.token >= vocab_ranges_[owner].end) ++owner;
+    const std::byte* first = receive_.data() + offsets_[i];
+    double token_logit;
+    std::memcpy(&token_logit, first + owner * rank_bytes + LogprobSummaryBytes(row.num_top),
+                sizeof(token_logit));
+    ReadLogprobSummaries(first, rank_bytes, communicator_.size(), row.num_top, row.token,
+                         static_cast<float>(token_logit), results[i]);
   });
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "runtime/core/thread_pool.h"
 #include "runtime/logit_scan.h"
 #include "runtime/request.h"
+#include "runtime/softmax_mass.h"
 
 namespace lockstep {
 
@@ -21,8 +22,8 @@ struct LogprobRow {
   int32_t num_top = 0;  // and those of so many most probable ids, [0, kMaxLogprobs]
 };
 
-// log softmax over all V columns, sums as integers (logit_scan.h): a row's values depend on the row
-// alone, not on N. Exchanged between ranks, in one AllGather: the largest logit, the sum, the
+// log softmax over all V columns, sums as integers (softmax_mass.h): a row's values depend on the
+// row alone, not on N. Exchanged between ranks, in one AllGather: the largest logit, the sum, the
 // token's logit and the `num_top` best a row.
 class LogprobComputer {
  public:

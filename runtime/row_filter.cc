@@ -27,12 +27,6 @@ uint32_t FirstKey(uint32_t low, uint32_t high, const Predicate& holds) {
   return low;
 }
 
-// Buckets by which a rank's histogram is lower than the merged one.
-int BucketOffset(float rank_max, double scale, double top_octave) {
-  const double octaves = top_octave - Octave(rank_max, scale);
-  return octaves < kOctaves ? static_cast<int>(octaves) * kBucketsPerOctave : kMassBuckets;
-}
-
 }  // namespace
 
 uint32_t MinPKey(float max, double scale, double min_p) {
@@ -40,49 +34,29 @@ uint32_t MinPKey(float max, double scale, double min_p) {
                   [&](float logit) { return RelativeMass(logit, max, scale) >= min_p; });
 }
 
-Mass MassOf(float logit, double scale, double top_octave) {
-  const int bucket = MassBucket(logit, scale, top_octave);
-  if (bucket == kMassBuckets) return 0;
-  return Mass{Mantissa(logit, scale)} << (kOctaves - 1 - bucket / kBucketsPerOctave);
-}
-
-Mass RowFilter::BucketMass(uint64_t mantissas) const {
-  if (bucket_ == kMassBuckets) return 0;
-  return Mass{mantissas} << (kOctaves - 1 - bucket_ / kBucketsPerOctave);
-}
-
 void RowFilter::Start(const FilterLimits& limits, std::span<const float> maxima,
                       std::span<const MassHistogram* const> histograms, int my_rank) {
   limits_ = limits;
   my_rank_ = my_rank;
-  num_ranks_ = static_cast<int>(maxima.size());
   max_ = *std::max_element(maxima.begin(), maxima.end());
-  top_octave_ = Octave(max_, limits.scale);
+  buckets_ = {.scale = limits.scale, .top = MassStep(max_, limits.scale)};
   stage_ = Stage::kStart;
   floor_ = kLowestKey;
   my_ties_ = kAllTies;
-  knows_rank_counts_ = false;
   rank_counts_.assign(maxima.size(), 0);
   if (limits.needs_histogram()) {
     std::fill(std::begin(bucket_count_), std::end(bucket_count_), 0);
     std::fill(std::begin(bucket_mantissas_), std::end(bucket_mantissas_), 0);
     for (size_t rank = 0; rank < maxima.size(); ++rank) {
-      const MassHistogram& histogram = *histograms[rank];
-      const int offset = BucketOffset(maxima[rank], limits.scale, top_octave_);
-      for (int bucket = 0; bucket <= kMassBuckets; ++bucket) {
-        bucket_count_[std::min(bucket + offset, kMassBuckets)] += histogram.count[bucket];
-      }
-      for (int bucket = 0; bucket + offset < kMassBuckets; ++bucket) {
-        bucket_mantissas_[bucket + offset] += histogram.mass[bucket];
-      }
+      AddHistogram(*histograms[rank], maxima[rank]);
     }
   }
   NextStage();
-  // Where the border's bucket is the first question, the histograms also say what each rank has in
-  // it.
-  if (round_ != Round::kCells || stage_ == Stage::kMinP) return;
+  if (stage_ == Stage::kMinP || stage_ == Stage::kRace) return;
+  // The border's bucket is the first question, so the histograms also say how many ids each rank
+  // has in it, or at least, when min_p took some, how many at most.
   for (size_t rank = 0; rank < maxima.size(); ++rank) {
-    const int offset = BucketOffset(maxima[rank], limits.scale, top_octave_);
+    const int offset = BucketOffset(maxima[rank]);
     for (int bucket = 0; bucket <= kMassBuckets; ++bucket) {
       if (std::min(bucket + offset, kMassBuckets) == bucket_) {
         rank_counts_[rank] += histograms[rank]->count[bucket];
@@ -91,6 +65,22 @@ void RowFilter::Start(const FilterLimits& limits, std::span<const float> maxima,
   }
   knows_rank_counts_ = true;
   ChooseRound();
+}
+
+// Buckets by which a rank's histogram is lower than the merged one.
+int RowFilter::BucketOffset(float rank_max) const {
+  const double steps = buckets_.top - MassStep(rank_max, limits_.scale);
+  return steps < kMassBuckets ? static_cast<int>(steps) : kMassBuckets;
+}
+
+void RowFilter::AddHistogram(const MassHistogram& histogram, float rank_max) {
+  const int offset = BucketOffset(rank_max);
+  for (int bucket = 0; bucket <= kMassBuckets; ++bucket) {
+    bucket_count_[std::min(bucket + offset, kMassBuckets)] += histogram.count[bucket];
+  }
+  for (int bucket = 0; bucket + offset < kMassBuckets; ++bucket) {
+    bucket_mantissas_[bucket + offset] += histogram.mantissas[bucket];
+  }
 }
 
 bool RowFilter::is_last(Stage stage) const {
@@ -103,12 +93,15 @@ void RowFilter::NextStage() {
     stage_ = Stage::kMinP;
     floor_ = MinPKey(max_, limits_.scale, limits_.min_p);
     if (!is_last(stage_)) {
-      // One cell: what is left of the bucket in which the floor lies.
-      bucket_ = MassBucket(FromOrderKey(floor_), limits_.scale, top_octave_);
-      SetBucketRange(bucket_);
-      cells_ = {.low = low_, .high = high_, .shift = 32};
-      round_ = Round::kCells;
-      return;
+      bucket_ = buckets_.bucket(FromOrderKey(floor_));
+      if (bucket_count_[bucket_] > 0) {
+        // One cell: what is left of the bucket in which the floor lies.
+        SetBucketRange();
+        cells_ = {.low = low_, .high = high_, .shift = 32};
+        round_ = Round::kCells;
+        return;
+      }
+      KeepOfBucket(0, 0);
     }
   }
   if (stage_ < Stage::kTopK && limits_.top_k > 0) {
@@ -135,36 +128,34 @@ bool RowFilter::Reaches(uint64_t count, Mass mass) const {
 
 void RowFilter::BeginCut() {
   Mass total = 0;
-  for (bucket_ = 0; bucket_ < kMassBuckets; ++bucket_) {
-    total += BucketMass(bucket_mantissas_[bucket_]);
+  for (int bucket = 0; bucket < kMassBuckets; ++bucket) {
+    total += buckets_.unit(bucket) * bucket_mantissas_[bucket];
   }
   wanted_mass_ = std::max(limits_.top_p * static_cast<double>(total), 1.0);  // at least one id
-  uint64_t count = 0;
-  Mass mass = 0;
+  above_count_ = 0;
+  above_mass_ = 0;
   for (bucket_ = 0; bucket_ < kMassBuckets; ++bucket_) {
-    const Mass here = BucketMass(bucket_mantissas_[bucket_]);
-    if (Reaches(count + bucket_count_[bucket_], mass + here)) break;
-    count += bucket_count_[bucket_];
-    mass += here;
+    const Mass mass = buckets_.unit(bucket_) * bucket_mantissas_[bucket_];
+    if (Reaches(above_count_ + bucket_count_[bucket_], above_mass_ + mass)) break;
+    above_count_ += bucket_count_[bucket_];
+    above_mass_ += mass;
   }
-  above_bucket_count_ = above_count_ = count;
-  above_bucket_mass_ = above_mass_ = mass;
-  SetBucketRange(bucket_);
+  in_bucket_count_ = in_bucket_mantissas_ = 0;
+  unit_ = buckets_.unit(bucket_);
+  SetBucketRange();
   knows_rank_counts_ = false;
   ChooseRound();
 }
 
-void RowFilter::SetBucketRange(int bucket) {
+// low_, high_: the keys of bucket_ that are left.
+void RowFilter::SetBucketRange() {
   const uint32_t max_key = OrderKey(max_);
-  const auto first_in = [&](int b) {
-    return FirstKey(kLowestKey, max_key, [&](float logit) {
-      return MassBucket(logit, limits_.scale, top_octave_) <= b;
-    });
+  const auto first_in = [&](int bucket) {
+    return FirstKey(kLowestKey, max_key,
+                    [&](float logit) { return buckets_.bucket(logit) <= bucket; });
   };
-  low_ = std::max(first_in(bucket), floor_);
-  // A bucket may lie above that of the largest logit, but then nothing is in it.
-  high_ =
-      MassBucket(max_, limits_.scale, top_octave_) == bucket ? max_key : first_in(bucket - 1) - 1;
+  low_ = std::max(first_in(bucket_), floor_);
+  high_ = bucket_ == 0 ? max_key : first_in(bucket_ - 1) - 1;
 }
 
 void RowFilter::ChooseRound() {
@@ -213,21 +204,23 @@ void RowFilter::ReadCells(std::span<const std::byte* const> messages) {
     count = mantissas = 0;
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       count += histogram(rank).count[cell];
-      mantissas += histogram(rank).mass[cell];
+      mantissas += histogram(rank).mantissas[cell];
     }
   };
   if (stage_ == Stage::kMinP) {
     sum_cell(0);
-    KeepOfBucket(count, BucketMass(mantissas));
+    KeepOfBucket(count, mantissas);
     return NextStage();
   }
   int cell = cells_.cell(cells_.high);
   for (;; --cell) {
     LOCKSTEP_CHECK(cell >= 0);  // the cells hold what the bucket holds
     sum_cell(cell);
-    if (Reaches(above_count_ + count, above_mass_ + BucketMass(mantissas))) break;
+    if (Reaches(above_count_ + count, above_mass_ + unit_ * mantissas)) break;
     above_count_ += count;
-    above_mass_ += BucketMass(mantissas);
+    above_mass_ += unit_ * mantissas;
+    in_bucket_count_ += count;
+    in_bucket_mantissas_ += mantissas;
   }
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     rank_counts_[rank] = histogram(rank).count[cell];
@@ -236,40 +229,36 @@ void RowFilter::ReadCells(std::span<const std::byte* const> messages) {
   low_ = cells_.low + (static_cast<uint32_t>(cell) << cells_.shift);
   high_ = std::min(high_, low_ + ((uint32_t{1} << cells_.shift) - 1));
   if (low_ < high_) return ChooseRound();
-  ResolveTies(Mantissa(FromOrderKey(low_), limits_.scale), count);
+  ResolveTies(count);
   NextStage();
 }
 
-// All ids in question have the logit low_: takes as many as the border wants, lowest ids first.
-void RowFilter::ResolveTies(uint64_t mantissa, uint64_t available) {
-  const Mass mass = BucketMass(mantissa);
-  uint64_t fewest = 1;
-  for (uint64_t most = available; fewest < most;) {
-    const uint64_t middle = fewest + (most - fewest) / 2;
-    if (Reaches(above_count_ + middle, above_mass_ + mass * middle)) {
+// All `available` ids in question have the logit of low_: takes as many as the border wants, lowest
+// ids first.
+void RowFilter::ResolveTies(uint64_t available) {
+  const uint64_t mantissa = Mantissa(FromOrderKey(low_), limits_.scale);
+  uint64_t taken = 1;
+  for (uint64_t most = available; taken < most;) {
+    const uint64_t middle = taken + (most - taken) / 2;
+    if (Reaches(above_count_ + middle, above_mass_ + unit_ * mantissa * middle)) {
       most = middle;
     } else {
-      fewest = middle + 1;
+      taken = middle + 1;
     }
   }
-  int64_t mine = static_cast<int64_t>(fewest);
+  auto mine = static_cast<int64_t>(taken);
   for (int rank = 0; rank < my_rank_; ++rank) mine -= rank_counts_[static_cast<size_t>(rank)];
   my_ties_ = std::clamp<int64_t>(mine, 0, rank_counts_[static_cast<size_t>(my_rank_)]);
   floor_ = low_;
-  KeepOfBucket(above_count_ + fewest - above_bucket_count_,
-               above_mass_ + mass * fewest - above_bucket_mass_);
+  KeepOfBucket(in_bucket_count_ + taken, in_bucket_mantissas_ + mantissa * taken);
 }
 
-void RowFilter::KeepOfBucket(uint64_t count, Mass mass) {
+// So much of bucket_ is left, and nothing below.
+void RowFilter::KeepOfBucket(uint64_t count, uint64_t mantissas) {
   bucket_count_[bucket_] = count;
-  if (bucket_ < kMassBuckets) {
-    bucket_mantissas_[bucket_] =
-        static_cast<uint64_t>(mass >> (kOctaves - 1 - bucket_ / kBucketsPerOctave));
-  }
-  for (int lower = bucket_ + 1; lower <= kMassBuckets; ++lower) {
-    bucket_count_[lower] = 0;
-    if (lower < kMassBuckets) bucket_mantissas_[lower] = 0;
-  }
+  bucket_mantissas_[bucket_] = bucket_ == kMassBuckets ? 0 : mantissas;
+  std::fill(bucket_count_ + bucket_ + 1, std::end(bucket_count_), 0);
+  std::fill(bucket_mantissas_ + bucket_ + 1, std::end(bucket_mantissas_), 0);
 }
 
 void RowFilter::ReadCandidates(std::span<const std::byte* const> messages) {
@@ -291,7 +280,7 @@ void RowFilter::ReadCandidates(std::span<const std::byte* const> messages) {
   for (const Candidate& candidate : merged_) {
     if (above_count_ > 0 && Reaches(above_count_, above_mass_)) break;
     ++above_count_;
-    above_mass_ += MassOf(candidate.logit, limits_.scale, top_octave_);
+    above_mass_ += buckets_.mass(candidate.logit);
     offer(candidate);
   }
   round_ = Round::kDone;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/logit_scan.h"
+#include "runtime/softmax_mass.h"
 
 namespace lockstep {
 
@@ -37,17 +38,13 @@ struct FilterLimits {
   double top_p = 1;   // 1: off
   double min_p = 0;   // 0: off
   int64_t top_k = 0;  // 0: off
-  double scale = 1;   // MassScale
+  double scale = 1;   // MassScale of the temperature
 
   bool needs_histogram() const { return top_k > 0 || top_p < 1; }
 };
 
 // The smallest key that min_p keeps.
 uint32_t MinPKey(float max, double scale, double min_p);
-
-// Softmax mass relative to the top octave. Sums of 2^23 ids of 69 bits.
-__extension__ typedef unsigned __int128 Mass;
-Mass MassOf(float logit, double scale, double top_octave);
 
 // The same state on all ranks, but for what says "mine". Not thread-safe.
 class RowFilter {
@@ -73,39 +70,40 @@ class RowFilter {
   enum class Stage { kStart, kMinP, kTopK, kTopP, kRace };
 
   void NextStage();
+  void AddHistogram(const MassHistogram& histogram, float rank_max);
+  int BucketOffset(float rank_max) const;
   bool is_last(Stage stage) const;
-  void BeginCut();                                // of stage_: finds the bucket of the border
-  void ChooseRound();                             // for the border in [low_, high_]
-  void SetBucketRange(int bucket);                // low_, high_
+  void BeginCut();     // of stage_: finds the bucket of the border
+  void ChooseRound();  // for the border in [low_, high_]
+  void SetBucketRange();
   bool Reaches(uint64_t count, Mass mass) const;  // the border of stage_ is not below
-  Mass BucketMass(uint64_t mantissas) const;      // in bucket_
   void ReadCells(std::span<const std::byte* const> messages);
-  void ResolveTies(uint64_t mantissa, uint64_t available);
-  void KeepOfBucket(uint64_t count, Mass mass);
+  void ResolveTies(uint64_t available);
+  void KeepOfBucket(uint64_t count, uint64_t mantissas);
   void ReadCandidates(std::span<const std::byte* const> messages);
   Survivors MySurvivors(const LogitSlice& slice) const;
   void WriteCells(const LogitSlice& slice, std::byte* out) const;
 
   FilterLimits limits_;
   int my_rank_ = 0;
-  int num_ranks_ = 0;
   float max_ = 0;
-  double top_octave_ = 0;
+  MassBuckets buckets_;
   Stage stage_ = Stage::kStart;
   Round round_ = Round::kDone;
 
   // Survivors of the stages so far, over all ranks.
   uint64_t bucket_count_[kMassBuckets + 1];
-  uint64_t bucket_mantissas_[kMassBuckets];
+  uint64_t bucket_mantissas_[kMassBuckets + 1];  // the last: 0
   uint32_t floor_ = kLowestKey;
   int64_t my_ties_ = 0;  // of my ids at the floor, so many, lowest first; kAllTies
 
   // The border of stage_: in bucket_, keys [low_, high_].
   int bucket_ = 0;
-  uint64_t above_bucket_count_ = 0;
-  Mass above_bucket_mass_ = 0;
-  uint64_t above_count_ = 0;  // above high_
-  Mass above_mass_ = 0;
+  Mass unit_ = 0;                 // of a mantissa in it
+  uint64_t above_count_ = 0;      // above high_
+  Mass above_mass_ = 0;           // above high_
+  uint64_t in_bucket_count_ = 0;  // of those above high_, the ones in the bucket
+  uint64_t in_bucket_mantissas_ = 0;
   double wanted_mass_ = 0;
   KeyCells cells_;
   uint32_t low_ = 0;

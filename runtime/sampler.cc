@@ -31,6 +31,14 @@ Sampler::Sampler(std::vector<Range> vocab_ranges, Communicator& communicator, Th
   LOCKSTEP_CHECK(vocab_ranges_.back().end < (int64_t{1} << 23));
 }
 
+template <typename Fn>
+void Sampler::ForEach(size_t count, const Fn& fn) {
+  // One captured reference: std::function keeps it without allocating.
+  threads_.ParallelFor(static_cast<int64_t>(count), 1, [&fn](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) fn(static_cast<size_t>(i));
+  });
+}
+
 absl::Status Sampler::Sample(const MatrixView& logits, std::span<const SampleRow> rows,
                              uint64_t digest, SampleOutput& output) {
   LOCKSTEP_CHECK(logits.dtype == DType::kF32 && logits.cols >= vocab_.size());
@@ -44,10 +52,7 @@ absl::Status Sampler::Sample(const MatrixView& logits, std::span<const SampleRow
   send_.resize(static_cast<size_t>(first_bytes_));
   first_receive_.resize(static_cast<size_t>(first_bytes_) * num_ranks());
   std::memcpy(send_.data(), &digest, sizeof(digest));
-  const auto num_rows = static_cast<int64_t>(rows.size());
-  threads_.ParallelFor(num_rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) WriteFirst(logits, rows[i], static_cast<size_t>(i));
-  });
+  ForEach(rows.size(), [&](size_t i) { WriteFirst(logits, rows[i], i); });
   LOCKSTEP_RETURN_IF_ERROR(
       communicator_.AllGather(send_.data(), first_bytes_, first_receive_.data()));
   output.digests.resize(num_ranks());
@@ -123,7 +128,8 @@ void Sampler::WriteFirst(const MatrixView& logits, const SampleRow& row, size_t 
     WriteCandidates(row, i, slice, out);
   } else if (state.kind == Kind::kFilter && state.limits.needs_histogram() &&
              best.id != kBadLogits) {
-    FillMassHistogram(slice, state.limits.scale, Octave(max, state.limits.scale),
+    FillMassHistogram(slice,
+                      {.scale = state.limits.scale, .top = MassStep(max, state.limits.scale)},
                       *reinterpret_cast<MassHistogram*>(out));
   }
 }
@@ -232,17 +238,17 @@ Candidate Sampler::PickFromCandidates(size_t i, float max) const {
   }
   std::sort(merged.begin(), merged.end(), BetterLogit);
   if (merged.size() > top_k) merged.resize(top_k);
-  const double top_octave = Octave(max, limits.scale);
+  const MassBuckets buckets{.scale = limits.scale, .top = MassStep(max, limits.scale)};
   Mass total = 0;
   for (const Candidate& candidate : merged) {
-    total += MassOf(candidate.logit, limits.scale, top_octave);
+    total += buckets.mass(candidate.logit);
   }
   const double wanted = limits.top_p * static_cast<double>(total);
   Candidate winner;
   Mass mass = 0;
   for (const Candidate& candidate : merged) {
     if (winner.id >= 0 && limits.top_p < 1 && static_cast<double>(mass) >= wanted) break;
-    mass += MassOf(candidate.logit, limits.scale, top_octave);
+    mass += buckets.mass(candidate.logit);
     if (winner.id < 0 || BetterScore(candidate, winner)) winner = candidate;
   }
   return winner;
@@ -256,19 +262,20 @@ void Sampler::StartFilters() {
     filters_[num_filters_].row = i;
     filters_[num_filters_++].offsets.resize(num_ranks());
   }
-  threads_.ParallelFor(static_cast<int64_t>(num_filters_), 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> maxima(num_ranks());
-    std::vector<const MassHistogram*> histograms(num_ranks());
-    for (int64_t f = begin; f < end; ++f) {
-      const size_t i = filters_[f].row;
-      for (size_t rank = 0; rank < num_ranks(); ++rank) {
-        maxima[rank] = FirstBest(rank, i).logit;
-        histograms[rank] =
-            reinterpret_cast<const MassHistogram*>(FirstMessage(rank) + states_[i].filter_offset);
-      }
-      filters_[f].filter.Start(states_[i].limits, maxima, histograms, communicator_.rank());
-    }
-  });
+  ForEach(num_filters_, [&](size_t f) { StartFilter(filters_[f]); });
+}
+
+void Sampler::StartFilter(FilteredRow& filtered) const {
+  thread_local std::vector<float> maxima;
+  thread_local std::vector<const MassHistogram*> histograms;
+  maxima.resize(num_ranks());
+  histograms.resize(num_ranks());
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    maxima[rank] = FirstBest(rank, filtered.row).logit;
+    histograms[rank] = reinterpret_cast<const MassHistogram*>(FirstMessage(rank) +
+                                                              states_[filtered.row].filter_offset);
+  }
+  filtered.filter.Start(states_[filtered.row].limits, maxima, histograms, communicator_.rank());
 }
 
 absl::Status Sampler::RunFilters(const MatrixView& logits, std::span<const SampleRow> rows) {
@@ -298,33 +305,32 @@ absl::Status Sampler::FilterRound(const MatrixView& logits, std::span<const Samp
     rank_begin_[rank] = total;
     total += rank_bytes_[rank];
   }
-  const auto me = static_cast<size_t>(communicator_.rank());
-  send_.resize(static_cast<size_t>(rank_bytes_[me]));
+  send_.resize(static_cast<size_t>(rank_bytes_[static_cast<size_t>(communicator_.rank())]));
   receive_.resize(static_cast<size_t>(total));
-  const auto count = static_cast<int64_t>(num_filters_);
-  threads_.ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t f = begin; f < end; ++f) {
-      const FilteredRow& filtered = filters_[f];
-      const SampleRow& row = rows[filtered.row];
-      const LogitSlice slice = SliceOf(logits, row, filtered.row);
-      filtered.filter.WriteMessage(
-          slice,
-          [&](const LogitAndId& entry) { return MakeCandidate(row, filtered.row, slice, entry); },
-          [&](const Survivors& survivors) { return RunRace(row, filtered.row, slice, survivors); },
-          send_.data() + filtered.offsets[me]);
-    }
-  });
+  ForEach(num_filters_,
+          [&](size_t f) { WriteFilterMessage(logits, rows[filters_[f].row], filters_[f]); });
   LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGatherV(send_.data(), rank_bytes_, receive_.data()));
-  threads_.ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
-    std::vector<const std::byte*> messages(num_ranks());
-    for (int64_t f = begin; f < end; ++f) {
-      for (size_t rank = 0; rank < num_ranks(); ++rank) {
-        messages[rank] = receive_.data() + rank_begin_[rank] + filters_[f].offsets[rank];
-      }
-      filters_[f].filter.ReadMessages(messages);
-    }
-  });
+  ForEach(num_filters_, [&](size_t f) { ReadFilterMessages(filters_[f]); });
   return absl::OkStatus();
+}
+
+void Sampler::WriteFilterMessage(const MatrixView& logits, const SampleRow& row,
+                                 const FilteredRow& filtered) {
+  const size_t i = filtered.row;
+  const LogitSlice slice = SliceOf(logits, row, i);
+  filtered.filter.WriteMessage(
+      slice, [&](const LogitAndId& entry) { return MakeCandidate(row, i, slice, entry); },
+      [&](const Survivors& survivors) { return RunRace(row, i, slice, survivors); },
+      send_.data() + filtered.offsets[static_cast<size_t>(communicator_.rank())]);
+}
+
+void Sampler::ReadFilterMessages(FilteredRow& filtered) const {
+  thread_local std::vector<const std::byte*> messages;
+  messages.resize(num_ranks());
+  for (size_t rank = 0; rank < num_ranks(); ++rank) {
+    messages[rank] = receive_.data() + rank_begin_[rank] + filtered.offsets[rank];
+  }
+  filtered.filter.ReadMessages(messages);
 }
 
 void Sampler::WriteOutput(std::span<const SampleRow> rows, SampleOutput& output) {

@@ -24,6 +24,7 @@
 #include "runtime/core/buffer.h"
 #include "runtime/core/range.h"
 #include "runtime/core/thread_pool.h"
+#include "runtime/gumbel_race.h"
 #include "runtime/logit_adjuster.h"
 #include "runtime/logit_scan.h"
 #include "runtime/logprobs.h"
@@ -91,6 +92,9 @@ class Sampler {
     std::vector<int64_t> offsets;  // [N] of the row in each rank's message
   };
 
+  // Calls fn(i) for [0, count), spread over the threads.
+  template <typename Fn>
+  void ForEach(size_t count, const Fn& fn);
   Kind KindOf(const SampleRow& row, FilterLimits& limits) const;
   int64_t PlanFirstMessage(std::span<const SampleRow> rows);
   // On this rank's columns: adjusts the row and writes its part of the first message.
@@ -108,8 +112,12 @@ class Sampler {
   void ReadFirst(size_t i);
   Candidate PickFromCandidates(size_t i, float max) const;
   void StartFilters();
+  void StartFilter(FilteredRow& filtered) const;
   absl::Status RunFilters(const MatrixView& logits, std::span<const SampleRow> rows);
   absl::Status FilterRound(const MatrixView& logits, std::span<const SampleRow> rows);
+  void WriteFilterMessage(const MatrixView& logits, const SampleRow& row,
+                          const FilteredRow& filtered);
+  void ReadFilterMessages(FilteredRow& filtered) const;
   void WriteOutput(std::span<const SampleRow> rows, SampleOutput& output);
 
   const Candidate& FirstBest(size_t rank, size_t i) const;
