@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -177,6 +180,14 @@ absl::StatusOr<Scratch> Scratch::Create(const ModelConfig& config, const RankPar
   return scratch;
 }
 
+// Row r becomes row rows[r]; `rows` ascends.
+void KeepRows(std::span<const int32_t> rows, const MatrixView& m) {
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memmove(m.row<float>(static_cast<int64_t>(r)), m.row<float>(rows[r]),
+                 m.cols * sizeof(float));
+  }
+}
+
 class CpuDecoder : public Decoder {
  public:
   CpuDecoder(const ModelConfig& config, const DecoderOptions& options, RotaryEmbedding rope,
@@ -188,7 +199,10 @@ class CpuDecoder : public Decoder {
         scratch_(std::move(scratch)),
         attention_(attention),
         communicator_(communicator),
-        context_{threads, scratch_.linear} {}
+        context_{threads, scratch_.linear},
+        ascending_(options.max_num_batched_tokens) {
+    std::iota(ascending_.begin(), ascending_.end(), 0);
+  }
 
   absl::Status LoadWeights(const LoadContext& load);
 
@@ -203,6 +217,9 @@ class CpuDecoder : public Decoder {
   absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool,
                           const MatrixView& logits) const;
   void NormAndRotateHeads(const DecoderLayer& layer, const MatrixView& qkv) const;
+  // Once the last layer has attended, only rows of logits are of use; an observer sees all of them.
+  // The same on all ranks.
+  bool KeepsLogitsRowsAlone(const ForwardBatch& batch) const;
   // Final norm of hidden + delta, and logits, of these rows.
   void ForwardHead(const MatrixView& hidden, const MatrixView& delta, std::span<const int32_t> rows,
                    const MatrixView& logits) const;
@@ -214,6 +231,7 @@ class CpuDecoder : public Decoder {
   const AttentionBackend& attention_;
   Communicator& communicator_;
   const OpContext context_;
+  std::vector<int32_t> ascending_;  // 0, 1, 2, ...
 
   VocabParallelEmbedding embedding_;
   std::vector<DecoderLayer> layers_;
@@ -300,6 +318,12 @@ void CpuDecoder::NormAndRotateHeads(const DecoderLayer& layer, const MatrixView&
             scratch_.cos.as<float>(), scratch_.sin.as<float>(), context_);
 }
 
+bool CpuDecoder::KeepsLogitsRowsAlone(const ForwardBatch& batch) const {
+  const std::span<const int32_t> rows = batch.logits_rows;
+  return !observed() && static_cast<int64_t>(rows.size()) < batch.num_tokens() &&
+         std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
+}
+
 absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
                                  const MatrixView& logits) {
   LOCKSTEP_RETURN_IF_ERROR(CheckBatch(batch, pool, logits));
@@ -309,13 +333,14 @@ absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
   const int64_t q_cols = heads.num_query_heads * heads.head_dim;
   const int64_t kv_cols = heads.num_kv_heads * heads.head_dim;
   const int64_t intermediate = layers_[0].gate_up.local_output_size() / 2;
-  const MatrixView hidden = Scratch::View(scratch_.hidden, rows, hidden_size);
-  const MatrixView normed = Scratch::View(scratch_.normed, rows, hidden_size);
-  const MatrixView delta = Scratch::View(scratch_.delta, rows, hidden_size);
   const MatrixView qkv = Scratch::View(scratch_.qkv, rows, q_cols + 2 * kv_cols);
-  const MatrixView attended = Scratch::View(scratch_.attended, rows, q_cols);
-  const MatrixView gate_up = Scratch::View(scratch_.gate_up, rows, 2 * intermediate);
-  const MatrixView activated = Scratch::View(scratch_.activated, rows, intermediate);
+  MatrixView hidden = Scratch::View(scratch_.hidden, rows, hidden_size);
+  MatrixView normed = Scratch::View(scratch_.normed, rows, hidden_size);
+  MatrixView delta = Scratch::View(scratch_.delta, rows, hidden_size);
+  MatrixView attended = Scratch::View(scratch_.attended, rows, q_cols);
+  MatrixView gate_up = Scratch::View(scratch_.gate_up, rows, 2 * intermediate);
+  MatrixView activated = Scratch::View(scratch_.activated, rows, intermediate);
+  std::span<const int32_t> logits_rows = batch.logits_rows;
 
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionMetadata> metadata,
                             attention_.BuildMetadata(batch.attention, pool.shape().block_size));
@@ -338,6 +363,14 @@ absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
     Observe(l, TensorKind::kQkv, qkv);
     layer.attention.Forward(qkv, batch.attention.slot_mapping, *metadata, pool.Layer(l), attended);
     Observe(l, TensorKind::kAttention, attended);
+    if (l + 1 == config_.num_layers && KeepsLogitsRowsAlone(batch)) {
+      KeepRows(logits_rows, attended);
+      KeepRows(logits_rows, hidden);
+      for (MatrixView* m : {&hidden, &normed, &delta, &attended, &gate_up, &activated}) {
+        m->rows = logits.rows;
+      }
+      logits_rows = std::span(ascending_).first(logits.rows);
+    }
     LOCKSTEP_RETURN_IF_ERROR(layer.o.Forward(attended, delta, context_, communicator_));
     Observe(l, TensorKind::kOProj, delta);
 
@@ -351,7 +384,7 @@ absl::Status CpuDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
     LOCKSTEP_RETURN_IF_ERROR(layer.down.Forward(activated, delta, context_, communicator_));
     Observe(l, TensorKind::kDownProj, delta);
   }
-  ForwardHead(hidden, delta, batch.logits_rows, logits);
+  ForwardHead(hidden, delta, logits_rows, logits);
   return absl::OkStatus();
 }
 

@@ -43,13 +43,15 @@ class Decoder {
   virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
   virtual int64_t weight_bytes() const = 0;
 
-  // Shows `observer` the tensors of every Forward from now on; null, the default: nobody looks.
+  // Shows `observer` the tensors of every Forward from now on; null, the default: nobody looks. On
+  // all ranks or on none: without one the last layer leaves out rows without logits.
   void set_observer(TensorObserver* observer) { observer_ = observer; }
 
  protected:
   void Observe(int64_t layer, TensorKind kind, const MatrixView& local) const {
     if (observer_ != nullptr) observer_->Observe(layer, kind, local);
   }
+  bool observed() const { return observer_ != nullptr; }
 
  private:
   TensorObserver* observer_ = nullptr;
