@@ -243,6 +243,43 @@ TEST(DecoderTest, DynamicRopeOfAShortRequestIgnoresItsLongNeighbour) {
   });
 }
 
+// The last layer leaves out rows without logits: neither the others' bits nor what later steps read
+// of the cache may change.
+TEST(DecoderTest, LogitsOfSomeRowsAreThoseOfAllRows) {
+  const ModelSource source = MakeSource(BaseConfig());
+  const std::vector<int32_t> a = Tokens(30, 101, 1), b = Tokens(20, 101, 2);
+  const std::vector<Chunk> first = {{0, {a.begin(), a.begin() + 29}, 0, 30}, {1, b, 0, 20}};
+  const std::vector<Chunk> second = {{0, {a[29]}, 29, 30}, {1, {7, 8, 9}, 20, 20}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int ranks : {1, 2, 3}) {
+      std::vector<Logits> seen;
+      for (const bool last_rows_only : {false, true}) {
+        RunnerOptions options;
+        options.dtype = dtype;
+        options.last_rows_only = last_rows_only;
+        options.num_threads = 2;
+        options.padding = 2;
+        RunRanks(source, ranks, options,
+                 [&](ModelRunner& runner, Communicator& communicator) -> absl::Status {
+                   LOCKSTEP_ASSIGN_OR_RETURN(Logits one, runner.Step(first));
+                   LOCKSTEP_ASSIGN_OR_RETURN(Logits two, runner.Step(second));
+                   if (communicator.rank() != 0) return absl::OkStatus();
+                   if (!last_rows_only) {
+                     one = {one[28], one[48]};
+                     two = {two[0], two[3]};
+                   }
+                   seen.push_back(std::move(one));
+                   seen.push_back(std::move(two));
+                   return absl::OkStatus();
+                 });
+      }
+      ASSERT_EQ(seen.size(), 4u);
+      EXPECT_EQ(seen[0], seen[2]) << ranks << " ranks";
+      EXPECT_EQ(seen[1], seen[3]) << ranks << " ranks";
+    }
+  }
+}
+
 TEST(DecoderTest, EmptyStepsAreNoWork) {
   for (int ranks : {1, 2}) {
     RunRanks(MakeSource(BaseConfig()), ranks, {}, [](ModelRunner& runner, Communicator&) {

@@ -72,7 +72,9 @@ absl::StatusOr<Logits> ModelRunner::Step(const std::vector<Chunk>& chunks) {
                     slots.data() + slots.size() - count);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t position = chunk.first_position + i;
-      rows.push_back(static_cast<int32_t>(ids.size()));
+      if (!options_.last_rows_only || i + 1 == count) {
+        rows.push_back(static_cast<int32_t>(ids.size()));
+      }
       ids.push_back(chunk.tokens[i]);
       positions.push_back(static_cast<int32_t>(position));
       rope_lengths.push_back(static_cast<int32_t>(std::max(chunk.prompt_length, position + 1)));

@@ -32,7 +32,8 @@ struct RunnerOptions {
   int num_threads = 1;
   int64_t max_num_batched_tokens = 256;
   int64_t max_model_len = 512;
-  int64_t padding = 0;  // rows added to each step that belong to no request
+  bool last_rows_only = false;  // Step gives the logits of each chunk's last token alone
+  int64_t padding = 0;          // rows added to each step that belong to no request
 };
 
 // One rank: decoder, backend and a poisoned pool. Requests get blocks in a scattered order that is
