@@ -9,8 +9,8 @@ endif()
 
 function(lockstep_compile_options target)
   # GCC 12 finds these two in its own std::string and std::optional: shown, but no errors.
-  target_compile_options(${target} PRIVATE -Wall -Wextra
-    $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror;-Wno-error=restrict;-Wno-error=maybe-uninitialized>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LOCKSTEP_WERROR}>>:-Werror;-Wno-error=restrict;-Wno-error=maybe-uninitialized>)
 endfunction()
 
 function(lockstep_library name)

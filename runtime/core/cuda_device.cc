@@ -1,0 +1,108 @@
+#include "runtime/core/cuda_device.h"
+
+#include "runtime/core/cuda_errors.h"
+
+namespace lockstep {
+
+bool BuiltWithCuda() { return true; }
+
+int NumCudaDevices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int index) {
+  LOCKSTEP_CUDA(cudaSetDevice(index));
+  cudaDeviceProp properties;
+  LOCKSTEP_CUDA(cudaGetDeviceProperties(&properties, index));
+  CudaDeviceInfo info;
+  info.name = properties.name;
+  for (const char byte : properties.uuid.bytes) {
+    absl::StrAppend(&info.uuid, absl::Hex(static_cast<uint8_t>(byte), absl::kZeroPad2));
+  }
+  info.compute_major = properties.major;
+  info.compute_minor = properties.minor;
+  info.num_multiprocessors = properties.multiProcessorCount;
+  info.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  return info;
+}
+
+absl::StatusOr<int64_t> FreeCudaBytes() {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  LOCKSTEP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return static_cast<int64_t>(free_bytes);
+}
+
+absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(int64_t size_bytes, const std::string& what) {
+  LOCKSTEP_CHECK(size_bytes >= 0);
+  DeviceBuffer buffer;
+  if (size_bytes == 0) return buffer;
+  const cudaError_t code = cudaMalloc(&buffer.data_, static_cast<size_t>(size_bytes));
+  if (code != cudaSuccess) {
+    buffer.data_ = nullptr;
+    const absl::Status status = CudaStatus(code, "cudaMalloc");
+    return absl::Status(
+        status.code(), absl::StrFormat("%s: cannot allocate %.1f MiB of device memory, %.1f MiB "
+                                       "are free: %s",
+                                       what, static_cast<double>(size_bytes) / 1048576.0,
+                                       static_cast<double>(FreeCudaBytes().value_or(0)) / 1048576.0,
+                                       std::string(status.message())));
+  }
+  buffer.size_bytes_ = size_bytes;
+  return buffer;
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+
+absl::StatusOr<PinnedBuffer> PinnedBuffer::Create(int64_t size_bytes, const std::string& what) {
+  LOCKSTEP_CHECK(size_bytes >= 0);
+  PinnedBuffer buffer;
+  if (size_bytes == 0) return buffer;
+  const absl::Status status =
+      CudaStatus(cudaMallocHost(&buffer.data_, static_cast<size_t>(size_bytes)), "cudaMallocHost");
+  if (!status.ok()) {
+    buffer.data_ = nullptr;
+    return Annotate(status, absl::StrFormat("%s: %.1f MiB of page-locked host memory", what,
+                                            static_cast<double>(size_bytes) / 1048576.0));
+  }
+  buffer.size_bytes_ = size_bytes;
+  return buffer;
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) cudaFreeHost(data_);
+}
+
+absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() {
+  OwnedCudaStream stream;
+  LOCKSTEP_CUDA(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking));
+  return stream;
+}
+
+OwnedCudaStream::~OwnedCudaStream() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+absl::Status CopyAsync(void* to, const void* from, int64_t bytes, CudaStream stream) {
+  if (bytes == 0) return absl::OkStatus();
+  return CudaStatus(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+      "cudaMemcpyAsync");
+}
+
+absl::Status FillBytesAsync(void* data, int value, int64_t bytes, CudaStream stream) {
+  if (bytes == 0) return absl::OkStatus();
+  return CudaStatus(cudaMemsetAsync(data, value, static_cast<size_t>(bytes), stream),
+                    "cudaMemsetAsync");
+}
+
+absl::Status Synchronize(CudaStream stream) {
+  return CudaStatus(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+}  // namespace lockstep

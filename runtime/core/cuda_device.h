@@ -1,0 +1,116 @@
+// One rank's CUDA device: memory, a stream, errors. The interface needs no CUDA header, so host
+// code may include it everywhere; a build without CUDA has the same functions, which say so.
+//
+// Thread rule: the engine's thread of the rank selects the device and makes everything on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "runtime/core/status.h"
+
+// cudaStream_t is a pointer to this.
+struct CUstream_st;
+
+namespace lockstep {
+
+using CudaStream = CUstream_st*;
+
+// "built without CUDA" where there is none.
+bool BuiltWithCuda();
+// Devices this process may see; 0 without a driver, without a device, or built without CUDA.
+int NumCudaDevices();
+
+struct CudaDeviceInfo {
+  std::string name;
+  std::string uuid;  // identifies the GPU on its host, whatever CUDA_VISIBLE_DEVICES says
+  int compute_major = 0;
+  int compute_minor = 0;
+  int num_multiprocessors = 0;
+  int64_t total_bytes = 0;
+};
+
+// Selects `index` for this thread and reads what it is. FailedPrecondition with CUDA's text when
+// that fails.
+absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int index);
+// Free bytes of the selected device.
+absl::StatusOr<int64_t> FreeCudaBytes();
+
+// Owns bytes of device memory, 256-byte aligned, uninitialised. Movable, not copyable.
+class DeviceBuffer {
+ public:
+  // ResourceExhausted, naming `what`, the size and the free memory, when it cannot be had.
+  static absl::StatusOr<DeviceBuffer> Create(int64_t size_bytes, const std::string& what);
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~DeviceBuffer();
+
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// Owns page-locked host memory, from which the device copies without the host waiting.
+class PinnedBuffer {
+ public:
+  static absl::StatusOr<PinnedBuffer> Create(int64_t size_bytes, const std::string& what);
+  PinnedBuffer() = default;
+  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~PinnedBuffer();
+
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// Owns a stream of the selected device that does not wait for the default stream.
+class OwnedCudaStream {
+ public:
+  static absl::StatusOr<OwnedCudaStream> Create();
+  OwnedCudaStream() = default;
+  OwnedCudaStream(OwnedCudaStream&& other) noexcept
+      : stream_(std::exchange(other.stream_, nullptr)) {}
+  OwnedCudaStream& operator=(OwnedCudaStream&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~OwnedCudaStream();
+  CudaStream get() const { return stream_; }
+
+ private:
+  CudaStream stream_ = nullptr;
+};
+
+// In stream order; the host does not wait when its side is a PinnedBuffer. Unified addresses: any
+// of the two may be host or device memory.
+absl::Status CopyAsync(void* to, const void* from, int64_t bytes, CudaStream stream);
+absl::Status FillBytesAsync(void* data, int value, int64_t bytes, CudaStream stream);
+// Waits for everything that was issued to the stream; an error of a kernel shows here.
+absl::Status Synchronize(CudaStream stream);
+
+}  // namespace lockstep

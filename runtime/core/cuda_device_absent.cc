@@ -1,0 +1,30 @@
+// The same interface in a build without CUDA: nothing can be made, and every function says why.
+#include "runtime/core/cuda_device.h"
+
+namespace lockstep {
+
+namespace {
+absl::Status WithoutCuda() {
+  return absl::UnimplementedError("this build of Lockstep has no CUDA: use --device cpu");
+}
+}  // namespace
+
+bool BuiltWithCuda() { return false; }
+int NumCudaDevices() { return 0; }
+absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int) { return WithoutCuda(); }
+absl::StatusOr<int64_t> FreeCudaBytes() { return WithoutCuda(); }
+absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(int64_t, const std::string&) {
+  return WithoutCuda();
+}
+DeviceBuffer::~DeviceBuffer() = default;
+absl::StatusOr<PinnedBuffer> PinnedBuffer::Create(int64_t, const std::string&) {
+  return WithoutCuda();
+}
+PinnedBuffer::~PinnedBuffer() = default;
+absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() { return WithoutCuda(); }
+OwnedCudaStream::~OwnedCudaStream() = default;
+absl::Status CopyAsync(void*, const void*, int64_t, CudaStream) { return WithoutCuda(); }
+absl::Status FillBytesAsync(void*, int, int64_t, CudaStream) { return WithoutCuda(); }
+absl::Status Synchronize(CudaStream) { return WithoutCuda(); }
+
+}  // namespace lockstep
