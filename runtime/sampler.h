@@ -9,10 +9,11 @@
 // temperature + Gumbel noise. The noise of an id is a pure function of (seed, position, id), so
 // equal logits give equal ids at every N, in every batch and after any history.
 //
-// A step's rows share their exchanges. The first carries {score, id} of greedy rows and of those
-// with a temperature alone, the best candidates of rows with a small top_k, a histogram of the
-// softmax mass of other filtered rows, and what log probabilities need. Only those other rows need
-// more: usually one exchange of some ids each, rarely more than two (row_filter.h).
+// A step's rows share their exchanges, so their number does not grow with the rows. The first
+// carries {score, id} of greedy rows and of those with a temperature alone, the best candidates of
+// rows with a small top_k, a histogram of the softmax mass of other filtered rows, and what log
+// probabilities need. Only those other rows need more: one exchange of some ids where few are near
+// the border, and before it up to four for each of top_k and top_p where many are (row_filter.h).
 #pragma once
 
 #include <cstddef>
