@@ -108,7 +108,7 @@ LogitSlice Sampler::SliceOf(const MatrixView& logits, const SampleRow& row, size
 void Sampler::WriteFirst(const MatrixView& logits, const SampleRow& row, size_t i) {
   RowState& state = states_[i];
   const LogitSlice slice = SliceOf(logits, row, i);
-  auto* block_max = const_cast<float*>(slice.block_max);
+  float* block_max = block_max_.data() + i * static_cast<size_t>(NumScanBlocks(vocab_.size()));
   auto* x = logits.row<float>(row.logits_row);
   const bool wants_logprobs = row.num_logprobs >= 0;
   float max = 0;
