@@ -18,7 +18,7 @@ double Median(std::vector<double> values);
 // last-level cache, or it is the cache that is measured.
 double ReadBytesPerSecond(const Buffer& memory, ThreadPool& threads);
 
-// Multiply-adds on registers alone for about a millisecond a thread, by the widest instruction that
+// Multiply-adds on registers alone for some milliseconds a thread, by the widest instruction that
 // Linear could use for the dtype on this CPU (bfloat16: vdpbf16ps where there is one, else as
 // float32); returns floating-point operations a second, a multiply-add counting 2.
 double PeakFlopsPerSecond(DType dtype, ThreadPool& threads);
