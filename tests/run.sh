@@ -3,7 +3,8 @@
 #
 # Every test of this machine: installs what is missing, builds the release preset with its tests, and runs them. Safe to run
 # again: seconds when nothing changed, plus the tests themselves. LOCKSTEP_SHARED names a folder of reference data (golden
-# checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent.
+# checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent. With CI in the environment,
+# warnings are errors, and a run of all tests ends with some seconds of fuzzing (tests/fuzz.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 started=$SECONDS
@@ -19,11 +20,15 @@ quietly() {
 
 export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$(dirname "$PWD")/shared}
 
-step "1/3 Packages"
-bash launch/install_deps.sh --tests
+fuzz=()
+[ -n "${CI:-}" ] && [ $# -eq 0 ] && fuzz=(--fuzz)
+steps=$((3 + ${#fuzz[@]}))
+
+step "1/$steps Packages"
+bash launch/install_deps.sh --tests "${fuzz[@]}"
 echo "all there"
 
-step "2/3 Build (a few minutes the first time)"
+step "2/$steps Build (a few minutes the first time)"
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 # Warnings are errors where CI says so only: a newer compiler of a user's may know warnings that ours does not.
@@ -33,8 +38,12 @@ quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTE
 quietly "building" cmake --build --preset release
 echo "$PWD/build/release"
 
-step "3/3 Tests (reference data: $([ -d "$LOCKSTEP_SHARED" ] && echo "$LOCKSTEP_SHARED" || echo "none at $LOCKSTEP_SHARED"))"
+step "3/$steps Tests (reference data: $([ -d "$LOCKSTEP_SHARED" ] && echo "$LOCKSTEP_SHARED" || echo "none at $LOCKSTEP_SHARED"))"
 status=0
 ctest --test-dir build/release -j "$(nproc)" --output-on-failure --no-tests=error -LE 'gpu|bench' "$@" </dev/null || status=$?
+if [ ${#fuzz[@]} -gt 0 ]; then
+  step "4/$steps Fuzzing"
+  bash tests/fuzz.sh || status=$?
+fi
 echo "Total time of tests/run.sh: $((SECONDS - started)) s"
 exit "$status"

@@ -3,7 +3,7 @@
 #   Without RANKS it is a CTest entry labelled cpu; with RANKS, one entry per rank count under mpirun, labelled mp.
 
 if(LOCKSTEP_SANITIZE)
-  add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer)
+  add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 

@@ -174,9 +174,8 @@ class Translator {
       case 'b':
       case 'B':
         if (in_class_) break;
-        Put(absl::StrFormat(c == 'b' ? "(?:(?<=[%1$s])(?![%1$s])|(?<![%1$s])(?=[%1$s]))"
-                                     : "(?:(?<=[%1$s])(?=[%1$s])|(?<![%1$s])(?![%1$s]))",
-                            kWord),
+        Put(c == 'b' ? absl::StrFormat("(?:(?<=[%1$s])(?![%1$s])|(?<![%1$s])(?=[%1$s]))", kWord)
+                     : absl::StrFormat("(?:(?<=[%1$s])(?=[%1$s])|(?<![%1$s])(?![%1$s]))", kWord),
             2);
         return absl::OkStatus();
       case 'p':

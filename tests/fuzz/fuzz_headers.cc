@@ -1,0 +1,1 @@
+// Nothing: the target compiles the headers that the others share.
