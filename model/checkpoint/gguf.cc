@@ -380,10 +380,24 @@ std::vector<double> Numbers(JsonFields& fields, const Json& metadata, const char
   return numbers;
 }
 
+// A tensor may lie under GGUF's name or under Hugging Face's, but not under both: of two spans for
+// one tensor, neither is to be believed.
+absl::Status CheckNames(const GgufFile& gguf, const std::string& path) {
+  for (const auto& [stored_name, tensor] : gguf.tensors) {
+    const std::string name = HuggingFaceName(stored_name);
+    if (name != stored_name && gguf.tensors.contains(name)) {
+      return absl::InvalidArgumentError(absl::StrFormat("%s: tensor %s is also there as %s", path,
+                                                        Shortened(stored_name), Shortened(name)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<GgufModel> OpenGguf(const std::string& path) {
   LOCKSTEP_ASSIGN_OR_RETURN(GgufFile gguf, GgufFile::Open(path));
+  LOCKSTEP_RETURN_IF_ERROR(CheckNames(gguf, path));
   GgufModel model;
   LOCKSTEP_ASSIGN_OR_RETURN(model.config, ConfigReader(gguf).Read());
   HeadLayout layout;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "model/checkpoint/checked_file.h"
+#include "model/checkpoint/shorten.h"
 #include "model/checkpoint/store_values.h"
 #include "model/checkpoint/unique_json.h"
 #include "runtime/core/file.h"
@@ -46,7 +47,8 @@ struct Entry {
 };
 
 absl::Status Fault(const std::string& file, const std::string& tensor, const std::string& message) {
-  return absl::InvalidArgumentError(absl::StrFormat("%s: tensor %s: %s", file, tensor, message));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: tensor %s: %s", file, Shortened(tensor), message));
 }
 
 // A non-negative integer of the header. Counts above 2^62 cannot be true of any file.
@@ -77,9 +79,10 @@ absl::StatusOr<Entry> ParseEntry(const Json& value, const std::string& path,
   int64_t elements = 1;
   for (const Json& item : *shape) {
     const std::optional<int64_t> size = ToCount(item);
-    if (!size) return Fault(path, name, "shape holds " + DumpJson(item) + ", which is no size");
+    if (!size)
+      return Fault(path, name, "shape holds " + Shortened(DumpJson(item)) + ", which is no size");
     if (__builtin_mul_overflow(elements, *size, &elements)) {
-      return Fault(path, name, "shape " + DumpJson(*shape) + " overflows");
+      return Fault(path, name, "shape " + Shortened(DumpJson(*shape)) + " overflows");
     }
     entry.info.shape.push_back(*size);
   }
@@ -87,7 +90,7 @@ absl::StatusOr<Entry> ParseEntry(const Json& value, const std::string& path,
   const std::optional<int64_t> begin = ToCount((*offsets)[0]);
   const std::optional<int64_t> end = ToCount((*offsets)[1]);
   if (!begin || !end || *begin > *end) {
-    return Fault(path, name, "data_offsets " + DumpJson(*offsets) + " is no byte range");
+    return Fault(path, name, "data_offsets " + Shortened(DumpJson(*offsets)) + " is no byte range");
   }
   entry.begin = *begin;
   entry.end = *end;
@@ -100,10 +103,10 @@ absl::StatusOr<Entry> ParseEntry(const Json& value, const std::string& path,
   int64_t bits = 0;
   if (__builtin_mul_overflow(elements, static_cast<int64_t>(type->bits), &bits) || bits % 8 != 0 ||
       bits / 8 != entry.info.stored_bytes) {
-    return Fault(
-        path, name,
-        absl::StrFormat("shape %s of %s does not fill its span of %d bytes", DumpJson(*shape),
-                        entry.info.stored_type, entry.info.stored_bytes));
+    return Fault(path, name,
+                 absl::StrFormat("shape %s of %s does not fill its span of %d bytes",
+                                 Shortened(DumpJson(*shape)), Shortened(entry.info.stored_type),
+                                 entry.info.stored_bytes));
   }
   return entry;
 }
@@ -129,7 +132,7 @@ absl::Status CheckSpans(const CheckedFile& file, int64_t data_start,
     if (entry.begin < at) {
       return Fault(file.path(), name,
                    absl::StrFormat("its bytes %d to %d overlap those of %s", entry.begin, entry.end,
-                                   sorted[i - 1]->first));
+                                   Shortened(sorted[i - 1]->first)));
     }
     if (entry.begin > at) {
       return Fault(
@@ -282,7 +285,8 @@ absl::StatusOr<std::map<std::string, std::string>> ReadWeightMap(const std::stri
     // Shards lie beside the index: a path could lead anywhere.
     if (!file.is_string() || file.get<std::string>().empty() ||
         file.get<std::string>().find('/') != std::string::npos) {
-      return Fault(path, tensor, DumpJson(file) + " is not the name of a file in this folder");
+      return Fault(path, tensor,
+                   Shortened(DumpJson(file)) + " is not the name of a file in this folder");
     }
     weight_map[tensor] = file.get<std::string>();
   }

@@ -147,6 +147,12 @@ TEST_F(GgufTest, LlamaRowsComeBackInHuggingFaceOrder) {
   ExpectOriginalValues(*source);
 }
 
+TEST_F(GgufTest, TensorUnderBothNamesIsRefused) {
+  GgufBuilder gguf = TinyGguf("llama");
+  gguf.AddF32(kFinalNorm, {kHidden}, std::vector<float>(kHidden, 1.0f));
+  ExpectRefused(gguf, {"tensor output_norm.weight is also there as model.norm.weight"});
+}
+
 TEST_F(GgufTest, PartialRotationPermutesTheRotatedRowsOnly) {
   const auto source = Open(TinyGguf("llama", /*rotary=*/6, /*biases=*/true));
   ASSERT_TRUE(source.ok()) << source.status();

@@ -84,6 +84,17 @@ TEST_F(SafetensorsTest, HeadersThatMakeNoSenseAreRefused) {
   ExpectRefused(SafetensorsBytes(std::string(100000, '['), ""), {"nests deeper"});
 }
 
+TEST_F(SafetensorsTest, LongNamesAndShapesAreShownInPart) {
+  const std::string name(100000, 'n');
+  std::string shape = "[0";
+  for (int i = 0; i < 50000; ++i) shape += ",0";
+  const auto checkpoint = OpenBytes(SafetensorsBytes(
+      "{\"" + name + R"(":{"dtype":"F32","shape":)" + shape + R"(],"data_offsets":[0,8]}})",
+      "12345678"));
+  ASSERT_FALSE(checkpoint.ok());
+  EXPECT_LT(checkpoint.status().message().size(), 2000u);
+}
+
 // Quadratic work would take this test from well under a second to half a minute.
 TEST_F(SafetensorsTest, FiftyThousandTensors) {
   std::string header = "{";
