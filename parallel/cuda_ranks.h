@@ -19,8 +19,12 @@ struct CudaRank {
   int64_t num_devices = 0;  // that it may see
 };
 
+// COLLECTIVE. What every rank says, in rank order.
+absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator,
+                                                      const CudaRank& mine);
+
 // Ranks before `rank` on its host.
-int LocalRank(std::span<const std::string> hosts, int rank);
+int LocalRank(std::span<const CudaRank> ranks, int rank);
 
 // The index of the device to take, or -1 where there are too few: 0 when exactly one is visible (a
 // launcher that shows each rank its own), else the local rank.

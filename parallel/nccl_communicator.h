@@ -2,12 +2,13 @@
 //
 // Unlike Communicator's, calls return when the work is in the stream, and may be captured in a
 // graph. COLLECTIVE: all ranks call the same in the same order, all on one stream a rank. Thread
-// rule: the rank's engine thread, except for AsyncError and Abort.
+// rule: the rank's engine thread, except for AsyncError and Abort, which one other thread may call.
 //
 // Order of sums: NCCL's, which depends on the size of the message and on the machine; the result is
 // the same bits on all ranks. 16-bit data is added in pairs, each sum rounded to its dtype.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,7 +48,7 @@ class NcclCommunicator {
   absl::Status Broadcast(void* data, int64_t bytes, int root, CudaStream stream);
 
   // An error that NCCL met after a call had returned (a peer that is gone, a link that broke); OK
-  // otherwise. From any thread.
+  // otherwise.
   absl::Status AsyncError() const;
   // Kernels that wait for peers end, with wrong results; the communicator is of no more use. From
   // any thread, while the engine's thread waits for the stream. Once.
@@ -55,10 +56,15 @@ class NcclCommunicator {
 
  private:
   NcclCommunicator(int rank, int size) : rank_(rank), size_(size) {}
+  absl::Status Connect(Communicator& host);
+  absl::Status WarmUp();
+  // The communicator to use, null where there is one rank; an error after Abort.
+  absl::StatusOr<ncclComm*> Usable() const;
 
   int rank_;
   int size_;
-  ncclComm* comm_ = nullptr;  // null: one rank, or aborted
+  std::atomic<bool> aborted_ = false;
+  std::atomic<ncclComm*> comm_ = nullptr;  // null: one rank, or aborted
 };
 
 }  // namespace lockstep

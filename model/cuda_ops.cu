@@ -1,0 +1,321 @@
+#include <algorithm>
+
+#include "model/cuda_kernel.cuh"
+#include "model/cuda_ops.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+CudaLaunch LaunchOf(const CudaContext& context) {
+  return {context.stream, context.programmatic_launch};
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// --- Rows by index ---------------------------------------------------------------------------
+
+// Rows of `words` words each; strides in words.
+template <typename Word>
+struct SelectArgs {
+  const Word* from;
+  int64_t from_stride;
+  const int32_t* ids;
+  int64_t first_id;  // row 0 of `from`
+  int64_t num_ids;   // rows of `from`: others give zeros
+  Word* out;
+  int64_t out_stride;
+  int64_t words;
+};
+
+// A block a row of out.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads) SelectRowsKernel(const SelectArgs<Word> args) {
+  LetSuccessorStart();
+  WaitForPredecessor();
+  const int64_t row = args.ids[blockIdx.x] - args.first_id;
+  const bool known = row >= 0 && row < args.num_ids;
+  const Word* from = args.from + (known ? row * args.from_stride : 0);
+  Word* out = args.out + int64_t{blockIdx.x} * args.out_stride;
+  for (int64_t i = threadIdx.x; i < args.words; i += blockDim.x) {
+    out[i] = known ? from[i] : Word{};
+  }
+}
+
+template <typename Word>
+absl::Status LaunchSelect(const MatrixView& from, const int32_t* ids, int64_t first_id,
+                          const MatrixView& out, const CudaLaunch& launch) {
+  const int64_t element = SizeOf(out.dtype);
+  const auto words = [&](int64_t elements) {
+    return elements * element / static_cast<int64_t>(sizeof(Word));
+  };
+  const SelectArgs<Word> args = {static_cast<const Word*>(from.data),
+                                 words(from.stride),
+                                 ids,
+                                 first_id,
+                                 from.rows,
+                                 static_cast<Word*>(out.data),
+                                 words(out.stride),
+                                 words(out.cols)};
+  const int threads = static_cast<int>(std::min<int64_t>(kThreads, CeilDiv(args.words, 32) * 32));
+  return LaunchKernel("launch of a gather of rows", SelectRowsKernel<Word>, out.rows, threads, 0,
+                      launch, args);
+}
+
+absl::Status SelectRows(const MatrixView& from, const int32_t* ids, int64_t first_id,
+                        const MatrixView& out, const CudaContext& context) {
+  LOCKSTEP_CHECK(from.dtype == out.dtype && from.cols == out.cols);
+  if (out.rows == 0 || out.cols == 0) return absl::OkStatus();
+  const CudaLaunch launch = LaunchOf(context);
+  const int64_t element = SizeOf(out.dtype);
+  if (RowsAligned16(from) && RowsAligned16(out) && out.cols * element % 16 == 0) {
+    return LaunchSelect<uint4>(from, ids, first_id, out, launch);
+  }
+  return element == 4 ? LaunchSelect<uint32_t>(from, ids, first_id, out, launch)
+                      : LaunchSelect<uint16_t>(from, ids, first_id, out, launch);
+}
+
+// --- Heads -------------------------------------------------------------------------------------
+
+template <typename T>
+struct HeadArgs {
+  T* qkv;
+  int64_t stride;
+  int64_t tokens;
+  int num_query_heads;
+  int num_heads;  // queries and keys
+  int head_dim;
+  int half;  // R/2
+  HeadNorm norm;
+  const float* cos;
+  const float* sin;
+  const int32_t* rows;
+};
+
+// A group of kLanes lanes a head; a lane owns pairs of vectors, half a rotation apart, and vectors
+// of what does not turn. The norm reads them once more than the rotation does, from the L1 cache.
+template <typename T, int kSize, int kLanes>
+__global__ void __launch_bounds__(kThreads) NormRopeHeadsKernel(const HeadArgs<T> args) {
+  LetSuccessorStart();
+  WaitForPredecessor();
+  const int64_t group = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+  const int first = static_cast<int>(threadIdx.x % kLanes) * kSize;
+  constexpr int kStride = kLanes * kSize;
+  // Lanes without a head stay for the shuffles.
+  const bool active = group < args.tokens * args.num_heads;
+  const int64_t token = active ? group / args.num_heads : 0;
+  const int head_index = active ? static_cast<int>(group % args.num_heads) : 0;
+  T* head = args.qkv + token * args.stride + int64_t{head_index} * args.head_dim;
+  const float* weight = head_index < args.num_query_heads ? args.norm.q_weight : args.norm.k_weight;
+
+  float scale = 1;
+  if (args.norm.q_weight != nullptr || args.norm.k_weight != nullptr) {
+    float squares = 0;
+    for (int dim = first; dim < args.head_dim; dim += kStride) {
+      const Vector<T, kSize> values = LoadVector<kSize>(head + dim);
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        squares = fmaf(Widen(values.at[i]), Widen(values.at[i]), squares);
+      }
+    }
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+      squares += __shfl_xor_sync(~0u, squares, lanes);
+    }
+    if (weight != nullptr) {
+      scale = 1.0f / sqrtf(squares / static_cast<float>(args.head_dim) + args.norm.eps);
+    }
+    // All lanes have read the head before the first of them writes.
+    __syncwarp();
+  }
+  if (!active) return;
+  const auto load = [&](int dim) {
+    const Vector<T, kSize> stored = LoadVector<kSize>(head + dim);
+    Vector<float, kSize> values;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      values.at[i] = Widen(stored.at[i]);
+      if (weight != nullptr) values.at[i] *= scale * weight[dim + i];
+    }
+    return values;
+  };
+  const auto store = [&](const Vector<float, kSize>& values, int dim) {
+    Vector<T, kSize> stored;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) stored.at[i] = Narrow<T>(values.at[i]);
+    StoreVector(stored, head + dim);
+  };
+
+  const int64_t row = args.rows == nullptr ? token : args.rows[token];
+  for (int dim = first; dim < args.half; dim += kStride) {
+    const Vector<float, kSize> a = load(dim);
+    const Vector<float, kSize> b = load(dim + args.half);
+    const Vector<float, kSize> cos = LoadVector<kSize>(args.cos + row * args.half + dim);
+    const Vector<float, kSize> sin = LoadVector<kSize>(args.sin + row * args.half + dim);
+    Vector<float, kSize> turned_a, turned_b;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      turned_a.at[i] = a.at[i] * cos.at[i] - b.at[i] * sin.at[i];
+      turned_b.at[i] = b.at[i] * cos.at[i] + a.at[i] * sin.at[i];
+    }
+    store(turned_a, dim);
+    store(turned_b, dim + args.half);
+  }
+  if (weight == nullptr) return;
+  for (int dim = 2 * args.half + first; dim < args.head_dim; dim += kStride) store(load(dim), dim);
+}
+
+template <typename T, int kSize>
+absl::Status LaunchNormRope(const HeadArgs<T>& args, const CudaLaunch& launch) {
+  const int64_t heads = args.tokens * args.num_heads;
+  // A lane a pair of vectors, or a vector where nothing turns.
+  const int64_t units = (args.half > 0 ? args.half : args.head_dim) / kSize;
+  const auto run = [&](auto kernel, int lanes) {
+    return LaunchKernel("launch of RoPE", kernel, CeilDiv(heads * lanes, kThreads), kThreads, 0,
+                        launch, args);
+  };
+  if (units > 16) return run(NormRopeHeadsKernel<T, kSize, 32>, 32);
+  if (units > 8) return run(NormRopeHeadsKernel<T, kSize, 16>, 16);
+  if (units > 4) return run(NormRopeHeadsKernel<T, kSize, 8>, 8);
+  return run(NormRopeHeadsKernel<T, kSize, 4>, 4);
+}
+
+// --- Elementwise -------------------------------------------------------------------------------
+
+// Blocks cover rows of `cols` columns, `blocks_per_row` each.
+template <int kSize>
+struct RowTiling {
+  explicit RowTiling(int64_t cols)
+      : blocks_per_row(static_cast<int>(CeilDiv(cols, int64_t{kThreads} * kSize))) {}
+  __device__ int64_t row() const { return blockIdx.x / blocks_per_row; }
+  __device__ int64_t col() const {
+    return (int64_t{blockIdx.x % blocks_per_row} * kThreads + threadIdx.x) * kSize;
+  }
+  unsigned blocks_per_row;
+};
+
+template <typename T, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    SiluMulKernel(const T* gate_up, int64_t gate_up_stride, T* out, int64_t out_stride,
+                  int64_t cols, RowTiling<kSize> tiling) {
+  LetSuccessorStart();
+  WaitForPredecessor();
+  const int64_t col = tiling.col();
+  if (col >= cols) return;
+  const T* row = gate_up + tiling.row() * gate_up_stride;
+  const Vector<T, kSize> gates = LoadVector<kSize>(row + col);
+  const Vector<T, kSize> ups = LoadVector<kSize>(row + cols + col);
+  Vector<T, kSize> result;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const float gate = Widen(gates.at[i]);
+    result.at[i] = Narrow<T>(gate / (1.0f + expf(-gate)) * Widen(ups.at[i]));
+  }
+  StoreVector(result, out + tiling.row() * out_stride + col);
+}
+
+template <typename From, typename To, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    ConvertKernel(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t cols,
+                  RowTiling<kSize> tiling) {
+  LetSuccessorStart();
+  WaitForPredecessor();
+  const int64_t col = tiling.col();
+  if (col >= cols) return;
+  const Vector<From, kSize> values = LoadVector<kSize>(from + tiling.row() * from_stride + col);
+  Vector<To, kSize> result;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) result.at[i] = Narrow<To>(Widen(values.at[i]));
+  StoreVector(result, to + tiling.row() * to_stride + col);
+}
+
+}  // namespace
+
+absl::Status GatherRows(const int32_t* ids, Range vocab, const MatrixView& table,
+                        const MatrixView& out, const CudaContext& context) {
+  LOCKSTEP_CHECK(table.rows == vocab.size());
+  return SelectRows(table, ids, vocab.begin, out, context);
+}
+
+absl::Status CopyRows(const MatrixView& x, const int32_t* rows, const MatrixView& out,
+                      const CudaContext& context) {
+  return SelectRows(x, rows, 0, out, context);
+}
+
+absl::Status NormRopeHeads(const MatrixView& qkv, int64_t num_query_heads, int64_t num_kv_heads,
+                           int64_t head_dim, const HeadNorm& norm, const RopeTable& rope,
+                           const CudaContext& context) {
+  LOCKSTEP_CHECK(qkv.cols == (num_query_heads + 2 * num_kv_heads) * head_dim);
+  LOCKSTEP_CHECK(rope.rotary_dim % 2 == 0 && rope.rotary_dim >= 0 && rope.rotary_dim <= head_dim);
+  const bool has_norm = norm.q_weight != nullptr || norm.k_weight != nullptr;
+  if (qkv.rows == 0 || (!has_norm && rope.rotary_dim == 0)) return absl::OkStatus();
+  const int64_t half = rope.rotary_dim / 2;
+  return WithElementType(qkv.dtype, [&](auto element) {
+    using T = decltype(element);
+    constexpr int kSize = 16 / sizeof(T);
+    const HeadArgs<T> args = {static_cast<T*>(qkv.data),
+                              qkv.stride,
+                              qkv.rows,
+                              static_cast<int>(num_query_heads),
+                              static_cast<int>(num_query_heads + num_kv_heads),
+                              static_cast<int>(head_dim),
+                              static_cast<int>(half),
+                              norm,
+                              rope.cos,
+                              rope.sin,
+                              rope.rows};
+    const bool aligned = RowsAligned16(qkv) && head_dim % kSize == 0 && half % kSize == 0 &&
+                         (half == 0 || (IsAligned16(rope.cos) && IsAligned16(rope.sin)));
+    const CudaLaunch launch = LaunchOf(context);
+    return aligned ? LaunchNormRope<T, kSize>(args, launch) : LaunchNormRope<T, 1>(args, launch);
+  });
+}
+
+absl::Status SiluMul(const MatrixView& gate_up, const MatrixView& out, const CudaContext& context) {
+  LOCKSTEP_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows);
+  LOCKSTEP_CHECK(gate_up.dtype == out.dtype);
+  if (out.rows == 0 || out.cols == 0) return absl::OkStatus();
+  return WithElementType(out.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto run = [&](auto size) {
+      constexpr int kSize = decltype(size)::value;
+      const RowTiling<kSize> tiling(out.cols);
+      return LaunchKernel("launch of SiLU", SiluMulKernel<T, kSize>,
+                          out.rows * tiling.blocks_per_row, kThreads, 0, LaunchOf(context),
+                          static_cast<const T*>(gate_up.data), gate_up.stride,
+                          static_cast<T*>(out.data), out.stride, out.cols, tiling);
+    };
+    constexpr int kSize = 16 / sizeof(T);
+    const bool aligned = RowsAligned16(gate_up) && RowsAligned16(out) && out.cols % kSize == 0;
+    return aligned ? run(std::integral_constant<int, kSize>())
+                   : run(std::integral_constant<int, 1>());
+  });
+}
+
+absl::Status ConvertMatrix(const MatrixView& from, const MatrixView& to,
+                           const CudaContext& context) {
+  LOCKSTEP_CHECK(from.rows == to.rows && from.cols == to.cols);
+  if (to.rows == 0 || to.cols == 0) return absl::OkStatus();
+  const auto convert = [&](auto from_element, auto to_element) {
+    using From = decltype(from_element);
+    using To = decltype(to_element);
+    const auto run = [&](auto size) {
+      constexpr int kSize = decltype(size)::value;
+      const RowTiling<kSize> tiling(to.cols);
+      return LaunchKernel("launch of a conversion", ConvertKernel<From, To, kSize>,
+                          to.rows * tiling.blocks_per_row, kThreads, 0, LaunchOf(context),
+                          static_cast<const From*>(from.data), from.stride,
+                          static_cast<To*>(to.data), to.stride, to.cols, tiling);
+    };
+    const bool aligned = RowsAligned16(from) && RowsAligned16(to) && to.cols % 8 == 0;
+    return aligned ? run(std::integral_constant<int, 8>()) : run(std::integral_constant<int, 1>());
+  };
+  return WithElementType(from.dtype, [&](auto from_element) {
+    return WithElementType(to.dtype,
+                           [&](auto to_element) { return convert(from_element, to_element); });
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "parallel/cuda_ranks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+namespace lockstep {
+
+namespace {
+
+// What ranks exchange: a CudaRank of fixed size. Longer names are cut, alike on all ranks.
+struct WireRank {
+  char host[256];
+  char uuid[64];
+  int64_t num_devices;
+};
+
+void CopyText(const std::string& text, std::span<char> to) {
+  const size_t length = std::min(text.size(), to.size() - 1);
+  std::memcpy(to.data(), text.data(), length);
+  std::memset(to.data() + length, 0, to.size() - length);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator,
+                                                      const CudaRank& mine) {
+  WireRank send;
+  CopyText(mine.host, send.host);
+  CopyText(mine.uuid, send.uuid);
+  send.num_devices = mine.num_devices;
+  std::vector<WireRank> received(communicator.size());
+  LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&send, sizeof(send), received.data()));
+  std::vector<CudaRank> ranks;
+  ranks.reserve(received.size());
+  for (const WireRank& rank : received) ranks.push_back({rank.host, rank.uuid, rank.num_devices});
+  return ranks;
+}
+
+int LocalRank(std::span<const CudaRank> ranks, int rank) {
+  return static_cast<int>(
+      std::count_if(ranks.begin(), ranks.begin() + rank,
+                    [&](const CudaRank& other) { return other.host == ranks[rank].host; }));
+}
+
+int DeviceIndex(int local_rank, int64_t num_devices) {
+  if (num_devices == 1) return 0;
+  return local_rank < num_devices ? local_rank : -1;
+}
+
+absl::Status CheckOneGpuPerRank(std::span<const CudaRank> ranks) {
+  for (const CudaRank& first : ranks) {
+    std::set<std::string> gpus;
+    std::string members;
+    int64_t count = 0, without = 0, visible = 0;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      if (ranks[r].host != first.host) continue;
+      ++count;
+      absl::StrAppend(&members, members.empty() ? "" : ", ", r);
+      if (ranks[r].uuid.empty())
+        ++without;
+      else
+        gpus.insert(ranks[r].uuid);
+      visible = std::max(visible, ranks[r].num_devices);
+    }
+    const int64_t distinct = static_cast<int64_t>(gpus.size());
+    if (without == 0 && distinct == count) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("host %s runs %d ranks (%s) but %s: each rank needs a GPU of its own. "
+                        "Start at most one rank "
+                        "a GPU, and show each rank all GPUs of its host or one that is its own "
+                        "(CUDA_VISIBLE_DEVICES)",
+                        first.host, count, members,
+                        without > 0 ? absl::StrFormat("a rank sees %d GPUs", visible)
+                                    : absl::StrFormat("they share %d distinct GPUs", distinct)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaBinding> BindCudaDevice(Communicator& communicator) {
+  CudaRank mine = {communicator.host(), "", NumCudaDevices()};
+  const absl::Status any =
+      !BuiltWithCuda()        ? absl::FailedPreconditionError("this program was built without CUDA")
+      : mine.num_devices == 0 ? absl::FailedPreconditionError(
+                                    "no GPU is visible (is there a driver, and does "
+                                    "CUDA_VISIBLE_DEVICES leave one?)")
+                              : absl::OkStatus();
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, any));
+  LOCKSTEP_ASSIGN_OR_RETURN(std::vector<CudaRank> ranks, GatherCudaRanks(communicator, mine));
+  CudaBinding binding;
+  binding.local_rank = LocalRank(ranks, communicator.rank());
+  binding.device = DeviceIndex(binding.local_rank, mine.num_devices);
+  // A rank without one leaves its place empty, which all ranks then read.
+  absl::Status selected;
+  if (binding.device >= 0) {
+    absl::StatusOr<CudaDeviceInfo> info = SelectCudaDevice(binding.device);
+    selected = info.status();
+    if (info.ok()) binding.info = *std::move(info);
+    mine.uuid = binding.info.uuid;
+  }
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, selected));
+  LOCKSTEP_ASSIGN_OR_RETURN(ranks, GatherCudaRanks(communicator, mine));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
+  return binding;
+}
+
+}  // namespace lockstep
