@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "runtime/core/status.h"
 
@@ -33,27 +34,48 @@ bool TotalBytes(const KvPoolShape& shape, int64_t num_blocks, int64_t* bytes) {
   return true;
 }
 
-}  // namespace
-
-absl::StatusOr<KvPool> KvPool::Create(const KvPoolShape& shape, int64_t num_blocks) {
-  if (shape.num_layers < 1 || shape.num_kv_heads < 1 || shape.head_dim < 1 ||
-      shape.block_size < 1 || num_blocks < 1) {
+absl::Status CheckSize(const KvPoolShape& shape, int64_t num_blocks, int64_t* bytes) {
+  if (std::min({shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.block_size,
+                num_blocks}) < 1) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "KV pool: every size must be at least 1, got %d layers, %d KV heads, head_dim %d, block "
         "size %d, %d blocks",
         shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.block_size, num_blocks));
   }
-  int64_t bytes = 0;
-  if (num_blocks > std::numeric_limits<int32_t>::max() || !TotalBytes(shape, num_blocks, &bytes)) {
+  if (num_blocks > std::numeric_limits<int32_t>::max() || !TotalBytes(shape, num_blocks, bytes)) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("KV pool: %d blocks are more than can be addressed", num_blocks));
   }
+  return absl::OkStatus();
+}
+
+std::string Describe(const KvPoolShape& shape, int64_t num_blocks) {
+  return absl::StrFormat("KV cache of %d blocks of %d tokens", num_blocks, shape.block_size);
+}
+
+}  // namespace
+
+absl::StatusOr<KvPool> KvPool::Create(const KvPoolShape& shape, int64_t num_blocks) {
+  int64_t bytes = 0;
+  LOCKSTEP_RETURN_IF_ERROR(CheckSize(shape, num_blocks, &bytes));
   KvPool pool;
   pool.shape_ = shape;
   pool.num_blocks_ = num_blocks;
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      pool.storage_, Buffer::Create(bytes, absl::StrFormat("KV cache of %d blocks of %d tokens",
-                                                           num_blocks, shape.block_size)));
+  LOCKSTEP_ASSIGN_OR_RETURN(pool.storage_, Buffer::Create(bytes, Describe(shape, num_blocks)));
+  return pool;
+}
+
+absl::StatusOr<KvPool> KvPool::CreateOnCuda(const KvPoolShape& shape, int64_t num_blocks,
+                                            CudaStream stream) {
+  int64_t bytes = 0;
+  LOCKSTEP_RETURN_IF_ERROR(CheckSize(shape, num_blocks, &bytes));
+  KvPool pool;
+  pool.shape_ = shape;
+  pool.num_blocks_ = num_blocks;
+  pool.on_cuda_ = true;
+  pool.stream_ = stream;
+  LOCKSTEP_ASSIGN_OR_RETURN(pool.cuda_storage_,
+                            DeviceBuffer::Create(bytes, Describe(shape, num_blocks)));
   return pool;
 }
 
@@ -62,7 +84,7 @@ KvCacheView KvPool::Layer(int64_t layer) const {
   // Storage is [L, 2 (keys, values), num_blocks, Hkv_local, P, D].
   const int64_t half_bytes = shape_.BytesPerBlock() / (2 * shape_.num_layers) * num_blocks_;
   KvCacheView view;
-  view.keys = storage_.as<char>() + 2 * layer * half_bytes;
+  view.keys = static_cast<char*>(data()) + 2 * layer * half_bytes;
   view.values = static_cast<char*>(view.keys) + half_bytes;
   view.dtype = shape_.dtype;
   view.num_blocks = num_blocks_;
@@ -72,26 +94,41 @@ KvCacheView KvPool::Layer(int64_t layer) const {
   return view;
 }
 
-void KvPool::Poison(int64_t block) {
+absl::Status KvPool::Poison(int64_t block) {
   LOCKSTEP_CHECK(block >= 0 && block < num_blocks_);
   const int64_t count = shape_.num_kv_heads * shape_.block_size * shape_.head_dim;
   for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
     const KvCacheView view = Layer(layer);
-    FillNan(view.dtype, view.keys, view.Offset(block, 0, 0), count);
-    FillNan(view.dtype, view.values, view.Offset(block, 0, 0), count);
+    const int64_t offset = view.Offset(block, 0, 0);
+    for (void* half : {view.keys, view.values}) {
+      if (on_cuda_) {  // all bits set are a NaN in every format
+        const int64_t element = SizeOf(view.dtype);
+        LOCKSTEP_RETURN_IF_ERROR(FillBytesAsync(static_cast<char*>(half) + offset * element, 0xff,
+                                                count * element, stream_));
+      } else {
+        FillNan(view.dtype, half, offset, count);
+      }
+    }
   }
+  return absl::OkStatus();
 }
 
-void KvPool::Copy(int64_t source, int64_t target) {
+absl::Status KvPool::Copy(int64_t source, int64_t target) {
   LOCKSTEP_CHECK(source >= 0 && source < num_blocks_ && target >= 0 && target < num_blocks_);
   const int64_t bytes = shape_.BytesPerBlock() / (2 * shape_.num_layers);
   for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
     const KvCacheView view = Layer(layer);
     for (void* half : {view.keys, view.values}) {
-      char* base = static_cast<char*>(half);
-      std::memcpy(base + target * bytes, base + source * bytes, static_cast<size_t>(bytes));
+      char* const base = static_cast<char*>(half);
+      if (on_cuda_) {
+        LOCKSTEP_RETURN_IF_ERROR(
+            CopyAsync(base + target * bytes, base + source * bytes, bytes, stream_));
+      } else {
+        std::memcpy(base + target * bytes, base + source * bytes, static_cast<size_t>(bytes));
+      }
     }
   }
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 
 #include "cache/kv_view.h"
 #include "runtime/core/buffer.h"
+#include "runtime/core/cuda_device.h"
 
 namespace lockstep {
 
@@ -25,19 +26,29 @@ class KvPool {
  public:
   // ResourceExhausted when the memory cannot be had; InvalidArgument for sizes below 1.
   static absl::StatusOr<KvPool> Create(const KvPoolShape& shape, int64_t num_blocks);
+  // The same in the memory of the selected CUDA device; Poison and Copy then happen in the order of
+  // `stream`.
+  static absl::StatusOr<KvPool> CreateOnCuda(const KvPoolShape& shape, int64_t num_blocks,
+                                             CudaStream stream);
 
   const KvPoolShape& shape() const { return shape_; }
   int64_t num_blocks() const { return num_blocks_; }
   KvCacheView Layer(int64_t layer) const;
-  // Fills a block of every layer with NaN, so that a read of a freed page shows.
-  void Poison(int64_t block);
-  // Copies keys and values of a block, in every layer.
-  void Copy(int64_t source, int64_t target);
+  // Fills a block of every layer with NaN, so that a read of a freed page shows. Fails on CUDA
+  // alone.
+  absl::Status Poison(int64_t block);
+  // Copies keys and values of a block, in every layer. Fails on CUDA alone.
+  absl::Status Copy(int64_t source, int64_t target);
 
  private:
   KvPoolShape shape_;
   int64_t num_blocks_ = 0;
+  void* data() const { return on_cuda_ ? cuda_storage_.data() : storage_.data(); }
+
+  bool on_cuda_ = false;
+  CudaStream stream_ = nullptr;
   Buffer storage_;
+  DeviceBuffer cuda_storage_;
 };
 
 }  // namespace lockstep

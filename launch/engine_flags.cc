@@ -2,15 +2,37 @@
 
 #include "launch/command_specs.h"
 #include "launch/option_setters.h"
+#include "runtime/core/cuda_device.h"
 
 namespace lockstep {
 
 namespace {
 
-absl::Status SetDevice(const std::string& text) {
-  if (text == "auto" || text == "cpu") return absl::OkStatus();
-  if (text == "cuda") return absl::InvalidArgumentError("this lockstep was built without CUDA");
-  return absl::InvalidArgumentError("it must be one of: auto, cpu, cuda");
+OptionSet StoreDevice(DeviceKind* device) {
+  return [device](const std::string& text) -> absl::Status {
+    if (text == "cuda" && !BuiltWithCuda()) {
+      return absl::InvalidArgumentError("this lockstep was built without CUDA");
+    }
+    return StoreChoice(device, OptionChoices<DeviceKind>{{"auto", DeviceKind::kAuto},
+                                                         {"cpu", DeviceKind::kCpu},
+                                                         {"cuda", DeviceKind::kCuda}})(text);
+  };
+}
+
+OptionGroup CudaGroup(EngineOptions* engine) {
+  return {
+      "CUDA",
+      {
+          {"--gpu-memory-utilization", "FRACTION",
+           "Share of each GPU's memory that the engine takes, weights and KV blocks together: "
+           "(0, 1].",
+           absl::StrCat(engine->gpu_memory_utilization), false,
+           StoreNumber(
+               &engine->gpu_memory_utilization, [](double x) { return x > 0 && x <= 1; },
+               "above 0 and at most 1")},
+          Flag("--enforce-eager", "Decode steps are launched kernel by kernel, not as CUDA graphs.",
+               &engine->cuda_graphs, false),
+      }};
 }
 
 OptionGroup KvCacheGroup(EngineOptions* engine) {
@@ -20,8 +42,8 @@ OptionGroup KvCacheGroup(EngineOptions* engine) {
           {"--block-size", "TOKENS", "Token slots in a KV block: a power of two, 1 to 256.",
            absl::StrCat(engine->block_size), false, StoreBlockSize(&engine->block_size)},
           {"--kv-cache-memory", "BYTES",
-           "Memory for the KV blocks of a host, shared equally by its ranks; K, M, G and T stand "
-           "for powers of 1024.",
+           "Memory for the KV blocks: of a host, shared equally by its ranks, or on CUDA of each "
+           "GPU; K, M, G and T stand for powers of 1024.",
            "4G, or one longest sequence if that is more, within a quarter of the free memory",
            false, StoreByteSize(&engine->kv_cache_memory_bytes)},
           {"--num-gpu-blocks-override", "N",
@@ -76,7 +98,10 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            "as many as mpirun started", false, StoreInt(&flags->tp, 1, 65536)},
           {"--threads", "T", "Compute threads of each rank, 1 to 1024.",
            "cores of the host / ranks on it", false, StoreInt(&engine->num_threads, 1, 1024)},
-          {"--device", "DEVICE", "auto, cpu or cuda.", "auto", false, SetDevice},
+          {"--device", "DEVICE",
+           "auto, cpu or cuda. auto takes CUDA where every rank sees a GPU; each rank needs one of "
+           "its own.",
+           "auto", false, StoreDevice(&engine->device)},
           {"--attention-backend", "NAME",
            "Attention implementation; an unknown name is answered with the list.",
            "the first that fits", false, StoreText(&engine->attention_backend)},
@@ -115,7 +140,7 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
                "layer, request and head that differ are named, with exit status 1. Slow.",
                &engine->check_attention),
       }};
-  return {std::move(run), KvCacheGroup(engine), std::move(debug)};
+  return {std::move(run), KvCacheGroup(engine), CudaGroup(engine), std::move(debug)};
 }
 
 }  // namespace lockstep

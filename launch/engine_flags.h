@@ -22,6 +22,7 @@ struct EngineFlags {
   EngineOptions engine = [] {
     EngineOptions options;
     options.num_threads = 0;
+    options.device = DeviceKind::kAuto;
     return options;
   }();
 };

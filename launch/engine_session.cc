@@ -12,6 +12,7 @@
 
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
+#include "runtime/engine_device.h"
 
 namespace lockstep {
 
@@ -64,10 +65,12 @@ int CoresOfThisProcess() {
 }
 
 EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& config,
-                                   const Communicator& communicator) {
+                                   DeviceKind device, const Communicator& communicator) {
   EngineOptions options = flags.engine;
   options.dtype = flags.dtype.value_or(config.dtype);
-  if (options.dtype == DType::kF16) options.dtype = DType::kF32;  // no float16 arithmetic yet
+  options.device = device;
+  // There is no float16 arithmetic on CPUs.
+  if (options.dtype == DType::kF16 && device == DeviceKind::kCpu) options.dtype = DType::kF32;
   if (options.num_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     options.num_threads =
@@ -115,7 +118,9 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
                                    return OpenOnThisRank(flags, communicator, job, &source);
                                  })));
-  const EngineOptions options = ResolveEngineOptions(flags, source.config, communicator);
+  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device,
+                            ResolveDevice(flags.engine.device, communicator));
+  const EngineOptions options = ResolveEngineOptions(flags, source.config, device, communicator);
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                             Engine::Create(source, options, communicator));
   const SessionInfo session{communicator.size(), options.num_threads, options.dtype,

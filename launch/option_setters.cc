@@ -4,16 +4,6 @@
 
 namespace lockstep {
 
-OptionSet StoreNumber(std::optional<double>* target, bool (*legal)(double),
-                      const std::string& limits) {
-  return [=](const std::string& text) {
-    LOCKSTEP_ASSIGN_OR_RETURN(const double value, ParseNumber(text));
-    if (!legal(value)) return absl::InvalidArgumentError("it must be " + limits);
-    *target = value;
-    return absl::OkStatus();
-  };
-}
-
 OptionSet StoreText(std::string* target) {
   return [target](const std::string& text) {
     if (text.empty()) return absl::InvalidArgumentError("it is an empty string");

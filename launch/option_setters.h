@@ -32,9 +32,17 @@ OptionSet StoreIds(Target* target) {
   };
 }
 
-// `limits` completes "it must be ".
-OptionSet StoreNumber(std::optional<double>* target, bool (*legal)(double),
-                      const std::string& limits);
+// `limits` completes "it must be ". Target: double, or std::optional of it.
+template <typename Target>
+OptionSet StoreNumber(Target* target, bool (*legal)(double), const std::string& limits) {
+  return [=](const std::string& text) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const double value, ParseNumber(text));
+    if (!legal(value)) return absl::InvalidArgumentError("it must be " + limits);
+    *target = value;
+    return absl::OkStatus();
+  };
+}
+
 // Any text but the empty one.
 OptionSet StoreText(std::string* target);
 // A power of two, 1 to 256.

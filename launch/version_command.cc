@@ -11,6 +11,7 @@
 
 #include "absl/base/config.h"
 #include "launch/result_writer.h"
+#include "runtime/core/cuda_device.h"
 #include "runtime/core/json.h"
 
 namespace lockstep {
@@ -57,7 +58,7 @@ std::string AsJson() {
   json["version"] = LOCKSTEP_VERSION;
   json["build_type"] = LOCKSTEP_BUILD_TYPE;
   json["compiler"] = "g++ " __VERSION__;
-  json["cuda"] = false;
+  json["cuda"] = BuiltWithCuda();
   json["cpu_features"] = CpuFeatures();
   for (const auto& [name, version] : Libraries()) json["libraries"][name] = version;
   return DumpJson(json) + "\n";
@@ -66,7 +67,7 @@ std::string AsJson() {
 std::string AsText() {
   std::string out = absl::StrFormat("lockstep %s (%s, %s)\n", LOCKSTEP_VERSION, LOCKSTEP_BUILD_TYPE,
                                     "g++ " __VERSION__);
-  absl::StrAppend(&out, "cuda: not built in\ncpu features:");
+  absl::StrAppend(&out, "cuda: ", BuiltWithCuda() ? "built in" : "not built in", "\ncpu features:");
   for (const std::string& feature : CpuFeatures()) absl::StrAppend(&out, " ", feature);
   absl::StrAppend(&out, "\nlibraries:");
   for (const auto& [name, version] : Libraries()) absl::StrAppend(&out, " ", name, " ", version);

@@ -39,6 +39,11 @@ class Decoder {
   virtual absl::Status Forward(const ForwardBatch& batch, const KvPool& pool,
                                const MatrixView& logits) = 0;
 
+  // COLLECTIVE, once, before the first Forward, when the pool stands: what can be made ready.
+  virtual absl::Status Prepare(const KvPool&) { return absl::OkStatus(); }
+  // Logits come from a device: page-locked memory takes them faster.
+  virtual bool logits_from_device() const { return false; }
+
   // Attention geometry of a layer on this rank, and the pool's shape for block_size P.
   virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
   virtual int64_t weight_bytes() const = 0;

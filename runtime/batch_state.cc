@@ -52,6 +52,7 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
   forward_batch_.attention.query_start_loc = plan.query_start_loc;
   forward_batch_.attention.seq_lens = plan.seq_lens;
   forward_batch_.attention.slot_mapping = plan.slot_mapping;
+  forward_batch_.table_changes = {plan.block_runs, plan.blocks};
   // In place: a step's cost must not grow with the length of what lies behind.
   forward_batch_.attention.block_tables = block_tables_;
   forward_batch_.attention.max_blocks = limits_.max_blocks_per_request();

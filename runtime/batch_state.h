@@ -78,9 +78,9 @@ class BatchState {
   int32_t next_logits_row_ = 0;
 
   // The step's batch, as far as it is not in the plan itself.
-  std::vector<int32_t> token_ids_;            // [T]
-  std::vector<int32_t> rope_lengths_;         // [T]
-  std::vector<int32_t> first_logits_rows_;    // [B]
+  std::vector<int32_t> token_ids_;          // [T]
+  std::vector<int32_t> rope_lengths_;       // [T]
+  std::vector<int32_t> first_logits_rows_;  // [B]
   std::vector<SampleRow> sample_rows_;
   std::vector<int32_t> sample_slots_;  // of sample_rows_
   std::vector<LogprobRow> logprob_rows_;

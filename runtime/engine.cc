@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/attention_selection.h"
+#include "model/cuda_decoder.h"
 #include "parallel/partition.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
@@ -43,11 +44,52 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "heartbeat_seconds is %g: it must be above 0 and at most 3600", options.heartbeat_seconds));
   }
+  if (!(options.gpu_memory_utilization > 0) || !(options.gpu_memory_utilization <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("gpu_memory_utilization is %g: it must be above 0 and at most 1",
+                        options.gpu_memory_utilization));
+  }
   if (options.kv_cache_memory_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("kv_cache_memory_bytes is %d: it must be at least 0 (0: automatic)",
                         options.kv_cache_memory_bytes));
   }
+  return absl::OkStatus();
+}
+
+// What the CUDA path cannot do yet, by name and before work.
+absl::Status CheckCudaOptions(const EngineOptions& options) {
+  if (options.check_attention || options.check_tp_steps > 0) {
+    return absl::UnimplementedError(
+        "--check-attention and --check-tp are not supported on cuda; use --device cpu");
+  }
+  if (!options.attention_backend.empty() && options.attention_backend != "cuda") {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention backend '%s' does not run on cuda; there is: cuda", options.attention_backend));
+  }
+  return absl::OkStatus();
+}
+
+// This rank's weights on its GPU. Not a collective.
+absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& options,
+                           const std::vector<RankPartition>& partition, int64_t max_model_len,
+                           Communicator& communicator, EngineParts& parts) {
+  parts.threads = std::make_unique<ThreadPool>(options.num_threads);
+  const CudaDecoderOptions decoder_options{
+      .dtype = options.dtype,
+      .max_num_batched_tokens = options.max_num_batched_tokens,
+      .max_num_seqs = options.max_num_seqs,
+      .max_logits_rows = MaxLogitsRows(options.max_num_batched_tokens, options.max_num_seqs,
+                                       source.config.vocab_size),
+      .max_model_len = max_model_len,
+      .block_size = options.block_size,
+      .graphs = options.cuda_graphs};
+  const CudaRankContext context{.stream = parts.cuda->stream.get(),
+                                .nccl = parts.cuda->nccl.get(),
+                                .info = parts.cuda->binding.info};
+  LOCKSTEP_ASSIGN_OR_RETURN(parts.decoder,
+                            LoadCudaDecoder(source, partition, communicator.rank(), decoder_options,
+                                            context, *parts.threads));
   return absl::OkStatus();
 }
 
@@ -80,9 +122,18 @@ absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
 // COLLECTIVE. Every rank's number of blocks. The weights are loaded everywhere, so the free memory
 // is what they left.
 absl::StatusOr<KvBudget> AgreeOnBudget(const EngineOptions& options, int64_t wanted_model_len,
-                                       const KvPoolShape& shape, Communicator& communicator) {
-  const int64_t mine = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
-                                      AvailableHostMemoryBytes(), communicator.ranks_on_host());
+                                       const KvPoolShape& shape, const CudaSeat* cuda,
+                                       Communicator& communicator) {
+  int64_t mine = 0;
+  if (cuda != nullptr) {
+    const auto free_bytes = FreeCudaBytes();
+    LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, free_bytes.status()));
+    mine = LocalNumCudaBlocks(options, shape.BytesPerBlock(), *free_bytes,
+                              cuda->binding.info.total_bytes);
+  } else {
+    mine = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
+                          AvailableHostMemoryBytes(), communicator.ranks_on_host());
+  }
   std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&mine, sizeof(mine), all.data()));
   for (int64_t& blocks : all) {  // block ids are int32
@@ -158,9 +209,16 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
                             PartitionModel(config.Dims(), communicator.size()));
   EngineParts parts;
+  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(options.device, communicator));
+  const bool on_cuda = device == DeviceKind::kCuda;
+  if (on_cuda) {
+    LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator));
+  }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", [&] {
-                                   return LoadParts(source, options, partition, wanted_model_len,
-                                                    communicator, parts);
+                                   const auto load = on_cuda ? LoadCudaParts : LoadParts;
+                                   return load(source, options, partition, wanted_model_len,
+                                               communicator, parts);
                                  })));
 
   const KvPoolShape shape{
@@ -169,11 +227,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
       .head_dim = config.head_dim,
       .block_size = options.block_size,
       .dtype = options.dtype};
-  LOCKSTEP_ASSIGN_OR_RETURN(const KvBudget budget,
-                            AgreeOnBudget(options, wanted_model_len, shape, communicator));
-  auto pool = KvPool::Create(shape, budget.num_blocks);
+  LOCKSTEP_ASSIGN_OR_RETURN(const KvBudget budget, AgreeOnBudget(options, wanted_model_len, shape,
+                                                                 parts.cuda.get(), communicator));
+  auto pool = on_cuda ? KvPool::CreateOnCuda(shape, budget.num_blocks, parts.cuda->stream.get())
+                      : KvPool::Create(shape, budget.num_blocks);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, pool.status()));
   parts.pool = *std::move(pool);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
               partition[static_cast<size_t>(budget.limiting_rank)]);

@@ -15,14 +15,21 @@
 
 namespace lockstep {
 
+// kAuto: CUDA where every rank sees a GPU, else the CPU.
+enum class DeviceKind { kAuto, kCpu, kCuda };
+
 struct EngineOptions {
+  DeviceKind device = DeviceKind::kCpu;
   DType dtype = DType::kF32;
   int64_t max_model_len =
       0;  // 0: the model's max_position_embeddings, or what the KV memory holds if that is less
   int64_t max_num_seqs = 256;             // choices that run at once
   int64_t max_num_batched_tokens = 2048;  // of a step
   int64_t block_size = 16;
-  int64_t kv_cache_memory_bytes = 0;    // a host, shared by its ranks; 0: see kv_budget.h
+  // CPU: of a host, shared by its ranks; CUDA: of a GPU. 0: see kv_budget.h.
+  int64_t kv_cache_memory_bytes = 0;
+  double gpu_memory_utilization = 0.9;  // of a GPU's memory, weights and all; (0, 1]
+  bool cuda_graphs = true;              // decode steps are replayed as CUDA graphs
   int64_t num_gpu_blocks_override = 0;  // 0: what the memory holds; else this many KV blocks
   bool enable_prefix_caching = true;
   int num_threads = 1;            // compute threads of this rank

@@ -14,8 +14,8 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
     PlanLimits limits, EngineLoopOptions options, const std::vector<Range>& vocab_ranges,
     EngineParts parts, Communicator& communicator) {
   options.scheduler.max_score_rows = MaxScoreRows(limits.vocab_size);
-  limits.max_logits_rows = std::min(limits.max_num_batched_tokens,
-                                    limits.max_num_seqs + options.scheduler.max_score_rows);
+  limits.max_logits_rows =
+      MaxLogitsRows(limits.max_num_batched_tokens, limits.max_num_seqs, limits.vocab_size);
   std::unique_ptr<EngineLoop> engine(
       new EngineLoop(limits, std::move(options), std::move(parts), communicator));
   const bool leads = communicator.rank() == 0;

@@ -14,6 +14,7 @@
 #include "model/decoder.h"
 #include "runtime/core/thread_pool.h"
 #include "runtime/engine.h"
+#include "runtime/engine_device.h"
 #include "runtime/scheduler.h"
 #include "runtime/step_log.h"
 #include "runtime/step_plan.h"
@@ -23,6 +24,7 @@ namespace lockstep {
 
 // Owned by one rank's engine; later members may refer to earlier ones.
 struct EngineParts {
+  std::unique_ptr<CudaSeat> cuda;  // null on the CPU
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<AttentionBackend> attention;  // may be null when the decoder needs none
   std::unique_ptr<Decoder> decoder;

@@ -57,6 +57,15 @@ int64_t LocalNumBlocks(const EngineOptions& options, int64_t wanted_model_len,
                    free_host_bytes / 4 / ranks_on_host / bytes_per_block});
 }
 
+int64_t LocalNumCudaBlocks(const EngineOptions& options, int64_t bytes_per_block,
+                           int64_t free_bytes, int64_t total_bytes) {
+  if (options.num_gpu_blocks_override > 0) return options.num_gpu_blocks_override;
+  if (options.kv_cache_memory_bytes > 0) return options.kv_cache_memory_bytes / bytes_per_block;
+  const double allowed = options.gpu_memory_utilization * static_cast<double>(total_bytes);
+  const int64_t left = static_cast<int64_t>(allowed) - (total_bytes - free_bytes);
+  return std::max<int64_t>(0, left) / bytes_per_block;
+}
+
 absl::StatusOr<KvBudget> MakeKvBudget(const EngineOptions& options, int64_t wanted_model_len,
                                       std::span<const int64_t> blocks_per_rank) {
   const auto least = std::min_element(blocks_per_rank.begin(), blocks_per_rank.end());

@@ -22,6 +22,11 @@ absl::StatusOr<int64_t> WantedModelLen(const EngineOptions& options, const Model
 int64_t LocalNumBlocks(const EngineOptions& options, int64_t wanted_model_len,
                        int64_t bytes_per_block, int64_t free_host_bytes, int ranks_on_host);
 
+// Blocks for one GPU: options.num_gpu_blocks_override, else options.kv_cache_memory_bytes, else
+// what gpu_memory_utilization of `total_bytes` leaves beside what is in use (total - free).
+int64_t LocalNumCudaBlocks(const EngineOptions& options, int64_t bytes_per_block,
+                           int64_t free_bytes, int64_t total_bytes);
+
 struct KvBudget {
   int64_t num_blocks = 0;  // the minimum over ranks
   int limiting_rank = 0;   // the first with that many

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache/block_allocator.h"
+#include "model/forward_batch.h"
 #include "parallel/communicator.h"
 #include "runtime/logit_adjuster.h"
 
@@ -79,11 +80,7 @@ struct PlanBlockCopy {
 
 // Entries [first_index, first_index + count) of the block table of `slot`; their blocks are the
 // next `count` of StepPlan::blocks.
-struct PlanBlockRun {
-  int32_t slot = 0;
-  int32_t first_index = 0;
-  int32_t count = 0;
-};
+using PlanBlockRun = BlockTableRun;
 
 // Fields of a plan over a sequence type: vectors where it is made, spans where it was received.
 // T tokens, B requests, R rows of logits.

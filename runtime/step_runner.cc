@@ -21,6 +21,10 @@ int64_t RowsWithin(int64_t bytes, int64_t vocab_size) {
 
 int64_t MaxScoreRows(int64_t vocab_size) { return RowsWithin(kMaxScoreBytes, vocab_size); }
 
+int64_t MaxLogitsRows(int64_t max_num_batched_tokens, int64_t max_num_seqs, int64_t vocab_size) {
+  return std::min(max_num_batched_tokens, max_num_seqs + MaxScoreRows(vocab_size));
+}
+
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
     KvPool& pool, Communicator& communicator, ThreadPool& threads) {
@@ -28,14 +32,18 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
       new StepRunner(limits, vocab_ranges, decoder, pool, communicator, threads));
   const int64_t local_vocab = vocab_ranges[static_cast<size_t>(communicator.rank())].size();
   const int64_t rows = limits.max_logits_rows;
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      runner->logits_storage_,
-      Buffer::Create(rows * local_vocab * static_cast<int64_t>(sizeof(float)), "logits"));
-  runner->logits_ = {.data = runner->logits_storage_.data(),
-                     .dtype = DType::kF32,
-                     .rows = rows,
-                     .cols = local_vocab,
-                     .stride = local_vocab};
+  const int64_t bytes = rows * local_vocab * static_cast<int64_t>(sizeof(float));
+  void* data = nullptr;
+  if (decoder.logits_from_device()) {
+    LOCKSTEP_ASSIGN_OR_RETURN(runner->pinned_logits_storage_,
+                              PinnedBuffer::Create(bytes, "logits"));
+    data = runner->pinned_logits_storage_.data();
+  } else {
+    LOCKSTEP_ASSIGN_OR_RETURN(runner->logits_storage_, Buffer::Create(bytes, "logits"));
+    data = runner->logits_storage_.data();
+  }
+  runner->logits_ = {
+      .data = data, .dtype = DType::kF32, .rows = rows, .cols = local_vocab, .stride = local_vocab};
   return runner;
 }
 
@@ -54,7 +62,7 @@ StepRunner::StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab
 absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSink& sink,
                                  StepResult& result) {
   LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
-  ChangePool(plan);
+  LOCKSTEP_RETURN_IF_ERROR(ChangePool(plan));
   if (tp_checker_ != nullptr) decoder_.set_observer(tp_checker_->observer());
   MatrixView logits = logits_;
   logits.rows = static_cast<int64_t>(plan.logits_rows.size());
@@ -74,10 +82,15 @@ absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSin
 }
 
 // A freed block may be the target of a copy in the same plan, so NaN goes first.
-void StepRunner::ChangePool(const StepPlanView& plan) {
-  for (const int32_t block : plan.poisoned_blocks) pool_.Poison(block);
-  for (const PlanBlockCopy& copy : plan.block_copies) pool_.Copy(copy.source, copy.target);
+absl::Status StepRunner::ChangePool(const StepPlanView& plan) {
+  for (const int32_t block : plan.poisoned_blocks) {
+    LOCKSTEP_RETURN_IF_ERROR(pool_.Poison(block));
+  }
+  for (const PlanBlockCopy& copy : plan.block_copies) {
+    LOCKSTEP_RETURN_IF_ERROR(pool_.Copy(copy.source, copy.target));
+  }
   if (tp_checker_ != nullptr) tp_checker_->ChangePool(plan.poisoned_blocks, plan.block_copies);
+  return absl::OkStatus();
 }
 
 absl::Status StepRunner::RunChecks() {

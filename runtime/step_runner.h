@@ -13,6 +13,7 @@
 #include "parallel/communicator.h"
 #include "runtime/batch_state.h"
 #include "runtime/core/buffer.h"
+#include "runtime/core/cuda_device.h"
 #include "runtime/core/thread_pool.h"
 #include "runtime/sampler.h"
 #include "runtime/step_plan.h"
@@ -22,6 +23,8 @@ namespace lockstep {
 
 // Rows of full logits a step makes at most for scored prompts: 64 MB of float32, at least one.
 int64_t MaxScoreRows(int64_t vocab_size);
+// Rows of logits a step makes at most.
+int64_t MaxLogitsRows(int64_t max_num_batched_tokens, int64_t max_num_seqs, int64_t vocab_size);
 
 // Receives full logits on rank 0: rows [first_position, first_position + rows) of the plan's
 // request b, float32 [rows, V].
@@ -63,7 +66,7 @@ class StepRunner {
   StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
              KvPool& pool, Communicator& communicator, ThreadPool& threads);
 
-  void ChangePool(const StepPlanView& plan);
+  absl::Status ChangePool(const StepPlanView& plan);
   absl::Status RunChecks();
   absl::Status CompareDigests(const StepPlanView& plan, std::span<const uint64_t> digests) const;
   absl::Status GatherScores(const StepPlanView& plan, const PromptLogitsSink& sink);
@@ -80,7 +83,8 @@ class StepRunner {
   TpChecker* tp_checker_ = nullptr;
   const CheckedBackend* checked_attention_ = nullptr;
   Buffer logits_storage_;
-  MatrixView logits_;  // float32 [max_logits_rows, V_local]
+  PinnedBuffer pinned_logits_storage_;  // in its place where logits come from a device
+  MatrixView logits_;                   // float32 [max_logits_rows, V_local]
 
   // Of scored prompts, on first use: one piece in rank order as received, and in rows.
   std::vector<int64_t> bytes_per_rank_;

@@ -405,9 +405,11 @@ TensorObserver* TpChecker::observer() { return active() ? &impl_->recorder : nul
 void TpChecker::ChangePool(std::span<const int32_t> poisoned_blocks,
                            std::span<const PlanBlockCopy> block_copies) {
   if (impl_->whole == nullptr) return;
-  for (const int32_t block : poisoned_blocks) impl_->whole->pool.Poison(block);
+  for (const int32_t block : poisoned_blocks) {
+    impl_->whole->pool.Poison(block).IgnoreError();  // host memory: it does not fail
+  }
   for (const PlanBlockCopy& copy : block_copies) {
-    impl_->whole->pool.Copy(copy.source, copy.target);
+    impl_->whole->pool.Copy(copy.source, copy.target).IgnoreError();
   }
 }
 

@@ -90,7 +90,8 @@ Scenario::Scenario(const ScenarioShape& shape) : shape_(shape) {
 }
 
 void Scenario::PoisonAll() {
-  for (int64_t block = 0; block < pool_.num_blocks(); ++block) pool_.Poison(block);
+  for (int64_t block = 0; block < pool_.num_blocks(); ++block)
+    LOCKSTEP_CHECK(pool_.Poison(block).ok());
 }
 
 void Scenario::Write(const AttentionBackend& backend, int64_t index, int64_t first, int64_t count) {

@@ -63,7 +63,7 @@ TEST_P(PagedAttentionTest, WorkedExample) {
       {.num_layers = 1, .num_kv_heads = 1, .head_dim = 4, .block_size = 4, .dtype = DType::kF32},
       4);
   ASSERT_TRUE(pool.ok());
-  for (int64_t block = 0; block < 4; ++block) pool->Poison(block);
+  for (int64_t block = 0; block < 4; ++block) LOCKSTEP_CHECK(pool->Poison(block).ok());
 
   std::vector<float> keys = Floats(example["keys"]);
   std::vector<float> values = Floats(example["values"]);

@@ -131,8 +131,8 @@ absl::Status RunSteps(ModelRunner& runner, TpChecker& checker, bool pool_change_
   std::vector<int32_t>& fork = runner.table(2) = runner.table(0);
   const PlanBlockCopy copy{.source = fork.back(), .target = target};
   fork.back() = target;
-  runner.pool().Poison(target);
-  runner.pool().Copy(copy.source, copy.target);
+  LOCKSTEP_CHECK(runner.pool().Poison(target).ok());
+  LOCKSTEP_CHECK(runner.pool().Copy(copy.source, copy.target).ok());
   if (!pool_change_forgotten) checker.ChangePool({&target, 1}, {&copy, 1});
   LOCKSTEP_RETURN_IF_ERROR(step({{2, {99}, 14, 13}, {0, {15}, 14, 13}}));
   return step({{1, {3}, 5, 5}, {2, {98}, 15, 13}});
@@ -349,7 +349,7 @@ TEST_P(TpCheckTest, PoisonedBlocksReachTheChecker) {
     runner.decoder().set_observer(checker.observer());
     LOCKSTEP_RETURN_IF_ERROR(runner.Step({{0, {1, 2, 3, 4, 5}, 0, 5}}).status());
     const int32_t block = runner.table(0)[0];
-    runner.pool().Poison(block);
+    LOCKSTEP_CHECK(runner.pool().Poison(block).ok());
     checker.ChangePool({&block, 1}, {});
     LOCKSTEP_ASSIGN_OR_RETURN(const Logits logits, runner.Step({{0, {6}, 5, 5}}));
     EXPECT_TRUE(std::isnan(logits[0][0]));

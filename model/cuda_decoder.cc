@@ -1,0 +1,528 @@
+#include "model/cuda_decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "attention/cuda_attention.h"
+#include "model/checkpoint/tensor_names.h"
+#include "model/cuda_inputs.h"
+#include "model/cuda_ops.h"
+#include "model/cuda_weights.h"
+#include "model/rope.h"
+#include "runtime/core/cuda_errors.h"
+
+namespace lockstep {
+
+namespace {
+
+// Batch sizes of decode that have a graph: a step is padded to the next one.
+constexpr int64_t kGraphBatchSizes[] = {1,   2,   4,   8,   16,  24,  32,  48,  64, 96,
+                                        128, 160, 192, 224, 256, 320, 384, 448, 512};
+
+struct CudaLayer {
+  DeviceMatrix input_norm;  // float32 [E]
+  DeviceMatrix qkv;         // [(Hq_local + 2 * Hkv_local) * D, E]
+  DeviceMatrix qkv_bias;    // or none
+  DeviceMatrix q_norm;      // float32 [D], or none
+  DeviceMatrix k_norm;
+  CudaAttentionLayer attention;
+  DeviceMatrix o;                    // [E, Hq_local * D]
+  DeviceMatrix o_bias;               // rank 0, or none
+  DeviceMatrix post_attention_norm;  // float32 [E]
+  DeviceMatrix gate_up;              // [2 * F_local, E]
+  DeviceMatrix gate_up_bias;         // or none
+  DeviceMatrix down;                 // [E, F_local]
+  DeviceMatrix down_bias;            // rank 0, or none
+
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const DeviceMatrix* m :
+         {&input_norm, &qkv, &qkv_bias, &q_norm, &k_norm, &o, &o_bias, &post_attention_norm,
+          &gate_up, &gate_up_bias, &down, &down_bias}) {
+      sum += m->bytes();
+    }
+    return sum;
+  }
+};
+
+Range Scaled(Range heads, int64_t head_dim) {
+  return {heads.begin * head_dim, heads.end * head_dim};
+}
+
+AttentionGeometry GeometryOf(const ModelConfig& config, const RankPartition& part, int64_t layer) {
+  AttentionGeometry geometry;
+  geometry.num_query_heads = part.query_heads.size();
+  geometry.num_kv_heads = part.kv_heads.size();
+  geometry.head_dim = config.head_dim;
+  geometry.kv_groups = part.kv_groups;
+  geometry.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  geometry.sliding_window = config.layer_windows[layer];
+  return geometry;
+}
+
+// Reads a rank's layers.
+class LayerReader {
+ public:
+  LayerReader(const ModelConfig& config, const RankPartition& part, int rank, DType dtype,
+              DeviceWeightLoader& loader)
+      : config_(config), part_(part), rank_(rank), dtype_(dtype), loader_(loader) {}
+
+  absl::StatusOr<DeviceMatrix> Norm(const std::string& name, int64_t size) {
+    return loader_.LoadVector({{name, {0, 1}, {0, size}}}, DType::kF32);
+  }
+
+  absl::StatusOr<CudaLayer> Read(int64_t l) {
+    const auto name = [l](const char* suffix) { return LayerTensor(l, suffix); };
+    CudaLayer layer;
+    LOCKSTEP_ASSIGN_OR_RETURN(layer.input_norm, Norm(name(kInputNorm), config_.hidden_size));
+    LOCKSTEP_ASSIGN_OR_RETURN(layer.post_attention_norm,
+                              Norm(name(kPostAttentionNorm), config_.hidden_size));
+    if (config_.qk_norm) {
+      LOCKSTEP_ASSIGN_OR_RETURN(layer.q_norm, Norm(name(kQNorm), config_.head_dim));
+      LOCKSTEP_ASSIGN_OR_RETURN(layer.k_norm, Norm(name(kKNorm), config_.head_dim));
+    }
+    const Range q_rows = Scaled(part_.query_heads, config_.head_dim);
+    const Range kv_rows = Scaled(part_.kv_heads, config_.head_dim);
+    LOCKSTEP_RETURN_IF_ERROR(Column(
+        {{name(kQWeight), q_rows}, {name(kKWeight), kv_rows}, {name(kVWeight), kv_rows}},
+        config_.qkv_bias, {name(kQBias), name(kKBias), name(kVBias)}, layer.qkv, layer.qkv_bias));
+    LOCKSTEP_RETURN_IF_ERROR(
+        Row(name(kOWeight), q_rows, config_.o_bias, name(kOBias), layer.o, layer.o_bias));
+    const Range f = part_.intermediate;
+    LOCKSTEP_RETURN_IF_ERROR(Column({{name(kGateWeight), f}, {name(kUpWeight), f}},
+                                    config_.mlp_bias, {name(kGateBias), name(kUpBias)},
+                                    layer.gate_up, layer.gate_up_bias));
+    LOCKSTEP_RETURN_IF_ERROR(
+        Row(name(kDownWeight), f, config_.mlp_bias, name(kDownBias), layer.down, layer.down_bias));
+    LOCKSTEP_ASSIGN_OR_RETURN(layer.attention,
+                              CudaAttentionLayer::Create(GeometryOf(config_, part_, l), dtype_));
+    return layer;
+  }
+
+ private:
+  // Column-parallel: rows of several matrices, one below the other.
+  absl::Status Column(const std::vector<std::pair<std::string, Range>>& slices, bool has_bias,
+                      const std::vector<std::string>& biases, DeviceMatrix& weight,
+                      DeviceMatrix& bias) {
+    std::vector<Rectangle> parts;
+    std::vector<Rectangle> bias_parts;
+    for (size_t i = 0; i < slices.size(); ++i) {
+      parts.push_back({slices[i].first, slices[i].second, {0, config_.hidden_size}});
+      if (has_bias) bias_parts.push_back({biases[i], {0, 1}, slices[i].second});
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(weight, loader_.Load(parts, dtype_));
+    LOCKSTEP_ASSIGN_OR_RETURN(bias, loader_.LoadVector(bias_parts, dtype_));
+    return absl::OkStatus();
+  }
+
+  // Row-parallel: columns of one matrix. The bias is in rank 0's product alone: it counts once.
+  absl::Status Row(const std::string& name, Range columns, bool has_bias,
+                   const std::string& bias_name, DeviceMatrix& weight, DeviceMatrix& bias) {
+    LOCKSTEP_ASSIGN_OR_RETURN(weight,
+                              loader_.Load({{name, {0, config_.hidden_size}, columns}}, dtype_));
+    if (!has_bias || rank_ != 0) return absl::OkStatus();
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        bias, loader_.LoadVector({{bias_name, {0, 1}, {0, config_.hidden_size}}}, dtype_));
+    return absl::OkStatus();
+  }
+
+  const ModelConfig& config_;
+  const RankPartition& part_;
+  const int rank_;
+  const DType dtype_;
+  DeviceWeightLoader& loader_;
+};
+
+// Activations of a step, sized once for the largest.
+struct CudaScratch {
+  DeviceBuffer hidden;     // [T, E] the residual stream
+  DeviceBuffer normed;     // [T, E]
+  DeviceBuffer delta;      // [T, E] what attention or MLP adds to the residual stream
+  DeviceBuffer qkv;        // [T, (Hq_local + 2 * Hkv_local) * D]
+  DeviceBuffer attended;   // [T, Hq_local * D]
+  DeviceBuffer gate_up;    // [T, 2 * F_local]
+  DeviceBuffer activated;  // [T, F_local]
+  DeviceBuffer last;       // [R, E]
+  DeviceBuffer logits;     // float32 [R, V_local]
+};
+
+// A captured decode step.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(exec_, other.exec_);
+    return *this;
+  }
+  ~Graph() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+  }
+
+  template <typename Launch>
+  absl::Status Capture(CudaStream stream, Launch launch) {
+    LOCKSTEP_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const absl::Status launched = launch();
+    cudaGraph_t graph = nullptr;
+    const absl::Status ended =
+        CudaStatus(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    absl::Status status = launched.ok() ? ended : launched;
+    if (status.ok()) {
+      status = CudaStatus(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
+    }
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return status;
+  }
+  absl::Status Replay(CudaStream stream) const {
+    return CudaStatus(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+  }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+class CudaDecoder : public Decoder {
+ public:
+  CudaDecoder(const ModelConfig& config, const RankPartition& part,
+              const CudaDecoderOptions& options, const CudaRankContext& context,
+              RotaryEmbedding rope)
+      : config_(config), part_(part), options_(options), rank_(context), rope_(std::move(rope)) {
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      geometries_.push_back(GeometryOf(config, part, layer));
+    }
+  }
+  ~CudaDecoder() override { Synchronize(rank_.stream).IgnoreError(); }
+
+  absl::Status Load(const ModelSource& source, int rank, ThreadPool& threads);
+
+  absl::Status Forward(const ForwardBatch& batch, const KvPool& pool,
+                       const MatrixView& logits) override;
+  absl::Status Prepare(const KvPool& pool) override;
+  bool logits_from_device() const override { return true; }
+  const AttentionGeometry& Geometry(int64_t layer) const override { return geometries_[layer]; }
+  int64_t weight_bytes() const override;
+
+ private:
+  // Sizes of a launch; a graph is one launch of a decode step.
+  struct StepSize {
+    int64_t tokens = 0;       // T
+    int64_t requests = 0;     // B
+    int64_t logits_rows = 0;  // R
+    bool decode_only = false;
+  };
+
+  absl::Status CreateScratch();
+  absl::Status CreateRopeTable();
+  absl::Status CreateInputs();
+  absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool,
+                          const MatrixView& logits) const;
+  int64_t GraphBatchSize(const ForwardBatch& batch) const;
+  absl::Status Launch(const StepSize& size, const KvPool& pool);
+  absl::Status LaunchLayer(const CudaLayer& layer, const KvCacheView& cache, bool is_first,
+                           const StepSize& size, const CudaAttentionBatch& batch);
+  absl::Status SumOverRanks(const MatrixView& m);
+  MatrixView View(const DeviceBuffer& buffer, int64_t rows, int64_t cols) const {
+    return {buffer.data(), options_.dtype, rows, cols, cols};
+  }
+  const CudaContext& context() const { return *context_; }
+  int64_t q_cols() const { return part_.query_heads.size() * config_.head_dim; }
+  int64_t kv_cols() const { return part_.kv_heads.size() * config_.head_dim; }
+
+  const ModelConfig config_;
+  const RankPartition part_;
+  const CudaDecoderOptions options_;
+  const CudaRankContext rank_;
+  const RotaryEmbedding rope_;
+  std::vector<AttentionGeometry> geometries_;
+
+  DeviceMatrix embedding_;  // [V_local, E]
+  std::vector<CudaLayer> layers_;
+  DeviceMatrix final_norm_;
+  DeviceMatrix head_;  // none: the embedding's rows
+
+  std::unique_ptr<CudaLinear> linear_;
+  std::optional<CudaContext> context_;
+  CudaScratch scratch_;
+  CudaInputs inputs_;
+  CudaAttentionWorkspace workspace_;
+  DeviceBuffer rope_cos_;  // float32 [max_model_len, R/2]; none with dynamic RoPE
+  DeviceBuffer rope_sin_;
+  std::map<int64_t, Graph> graphs_;  // by batch size
+};
+
+absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& threads) {
+  LOCKSTEP_ASSIGN_OR_RETURN(linear_, CudaLinear::Create(rank_.info.num_multiprocessors));
+  context_.emplace(CudaContext{.stream = rank_.stream,
+                               .num_multiprocessors = rank_.info.num_multiprocessors,
+                               .linear = *linear_});
+  {
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        DeviceWeightLoader loader,
+        DeviceWeightLoader::Create(*source.checkpoint, threads, rank_.stream));
+    LayerReader reader(config_, part_, rank, options_.dtype, loader);
+    const Range columns{0, config_.hidden_size};
+    LOCKSTEP_ASSIGN_OR_RETURN(embedding_,
+                              loader.Load({{kEmbedTokens, part_.vocab, columns}}, options_.dtype));
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      LOCKSTEP_ASSIGN_OR_RETURN(CudaLayer loaded, reader.Read(layer));
+      layers_.push_back(std::move(loaded));
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(final_norm_, reader.Norm(kFinalNorm, config_.hidden_size));
+    if (!config_.tie_word_embeddings) {
+      LOCKSTEP_ASSIGN_OR_RETURN(head_,
+                                loader.Load({{kLmHead, part_.vocab, columns}}, options_.dtype));
+    }
+    LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
+  LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable());
+  return CreateInputs();
+}
+
+absl::Status CudaDecoder::CreateScratch() {
+  const auto matrix = [&](int64_t rows, int64_t cols, DType dtype) {
+    return DeviceBuffer::Create(rows * cols * SizeOf(dtype), "activations of a step");
+  };
+  const int64_t rows = options_.max_num_batched_tokens;
+  const DType dtype = options_.dtype;
+  const int64_t intermediate = part_.intermediate.size();
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.hidden, matrix(rows, config_.hidden_size, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.normed, matrix(rows, config_.hidden_size, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.delta, matrix(rows, config_.hidden_size, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.qkv, matrix(rows, q_cols() + 2 * kv_cols(), dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.attended, matrix(rows, q_cols(), dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.gate_up, matrix(rows, 2 * intermediate, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.activated, matrix(rows, intermediate, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.last,
+                            matrix(options_.max_logits_rows, config_.hidden_size, dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.logits,
+                            matrix(options_.max_logits_rows, part_.vocab.size(), DType::kF32));
+  return absl::OkStatus();
+}
+
+// Angles depend on the position alone, but for dynamic RoPE.
+absl::Status CudaDecoder::CreateRopeTable() {
+  if (config_.rope.type == RopeType::kDynamic) return absl::OkStatus();
+  const int64_t positions = options_.max_model_len;
+  std::vector<int32_t> all(static_cast<size_t>(positions));
+  for (int64_t p = 0; p < positions; ++p) all[p] = static_cast<int32_t>(p);
+  std::vector<int32_t> lengths(all.size());
+  for (int64_t p = 0; p < positions; ++p) lengths[p] = static_cast<int32_t>(p + 1);
+  const size_t size = all.size() * static_cast<size_t>(rope_.rotary_dim() / 2);
+  std::vector<float> cos(size);
+  std::vector<float> sin(size);
+  rope_.FillCosSin(all, lengths, 0, positions, cos.data(), sin.data());
+  const int64_t bytes = static_cast<int64_t>(size * sizeof(float));
+  LOCKSTEP_ASSIGN_OR_RETURN(rope_cos_, DeviceBuffer::Create(bytes, "RoPE table"));
+  LOCKSTEP_ASSIGN_OR_RETURN(rope_sin_, DeviceBuffer::Create(bytes, "RoPE table"));
+  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(rope_cos_.data(), cos.data(), bytes, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(rope_sin_.data(), sin.data(), bytes, rank_.stream));
+  return Synchronize(rank_.stream);
+}
+
+absl::Status CudaDecoder::CreateInputs() {
+  const bool dynamic = config_.rope.type == RopeType::kDynamic;
+  const int64_t block_size = options_.block_size;
+  const CudaInputLimits limits{.max_tokens = options_.max_num_batched_tokens,
+                               .max_requests = options_.max_num_seqs,
+                               .max_logits_rows = options_.max_logits_rows,
+                               .max_blocks = (options_.max_model_len + block_size - 1) / block_size,
+                               .num_slots = options_.max_num_seqs,
+                               .rotary_dim = dynamic ? rope_.rotary_dim() : 0};
+  LOCKSTEP_ASSIGN_OR_RETURN(inputs_, CudaInputs::Create(limits, rank_.stream));
+  const std::set<int64_t> windows(config_.layer_windows.begin(), config_.layer_windows.end());
+  CudaAttentionWorkspace::Options workspace;
+  workspace.max_num_requests = options_.max_num_seqs;
+  workspace.max_num_tokens = options_.max_num_batched_tokens;
+  workspace.max_model_len = options_.max_model_len;
+  workspace.num_query_heads = part_.query_heads.size();
+  workspace.num_kv_heads = part_.kv_heads.size();
+  workspace.head_dim = config_.head_dim;
+  workspace.sliding_windows = {windows.begin(), windows.end()};
+  LOCKSTEP_ASSIGN_OR_RETURN(workspace_, CudaAttentionWorkspace::Create(workspace, rank_.stream));
+  return Synchronize(rank_.stream);
+}
+
+int64_t CudaDecoder::weight_bytes() const {
+  int64_t bytes = embedding_.bytes() + final_norm_.bytes() + head_.bytes();
+  for (const CudaLayer& layer : layers_) bytes += layer.bytes();
+  return bytes;
+}
+
+// The same batch, hence the same verdict, on every rank: no rank leaves the step alone.
+absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& pool,
+                                     const MatrixView& logits) const {
+  const int64_t rows = std::ssize(batch.logits_rows);
+  if (batch.num_tokens() > options_.max_num_batched_tokens ||
+      batch.attention.num_requests() > options_.max_num_seqs || rows > options_.max_logits_rows) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "a step of %d tokens, %d requests and %d rows of logits; the limits are %d, %d and %d",
+        batch.num_tokens(), batch.attention.num_requests(), rows, options_.max_num_batched_tokens,
+        options_.max_num_seqs, options_.max_logits_rows));
+  }
+  if (observed()) {
+    return absl::UnimplementedError("tensors of a forward pass cannot be observed on CUDA");
+  }
+  LOCKSTEP_CHECK(logits.rows == rows && logits.cols == part_.vocab.size() &&
+                 logits.stride == logits.cols && logits.dtype == DType::kF32);
+  LOCKSTEP_CHECK(pool.shape().dtype == options_.dtype &&
+                 pool.shape().block_size == options_.block_size);
+  return absl::OkStatus();
+}
+
+// The graph for a step of one token a request, each with its logits; 0: there is none.
+int64_t CudaDecoder::GraphBatchSize(const ForwardBatch& batch) const {
+  const int64_t num_requests = batch.attention.num_requests();
+  if (batch.num_tokens() != num_requests || std::ssize(batch.logits_rows) != num_requests) return 0;
+  const auto graph = graphs_.lower_bound(num_requests);
+  return graph == graphs_.end() ? 0 : graph->first;
+}
+
+absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
+                                  const MatrixView& logits) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckBatch(batch, pool, logits));
+  const int64_t graph_size = GraphBatchSize(batch);
+  StepSize size{.tokens = batch.num_tokens(),
+                .requests = batch.attention.num_requests(),
+                .logits_rows = logits.rows};
+  if (graph_size > 0) size = {graph_size, graph_size, graph_size, true};
+  if (config_.rope.type == RopeType::kDynamic) {
+    rope_.FillCosSin(batch.positions, batch.rope_lengths, 0, batch.num_tokens(), inputs_.host_cos(),
+                     inputs_.host_sin());
+  }
+  LOCKSTEP_RETURN_IF_ERROR(
+      inputs_.Upload(batch, size.requests, size.tokens, size.logits_rows, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(graph_size > 0 ? graphs_.at(graph_size).Replay(rank_.stream)
+                                          : Launch(size, pool));
+  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(logits.data, scratch_.logits.data(),
+                                     logits.rows * logits.cols * SizeOf(DType::kF32),
+                                     rank_.stream));
+  return Synchronize(rank_.stream);
+}
+
+// Warms every decode shape and captures it. COLLECTIVE: the ranks' sums are captured, too.
+absl::Status CudaDecoder::Prepare(const KvPool& pool) {
+  if (!options_.graphs) return absl::OkStatus();
+  const int64_t largest =
+      std::min({options_.max_num_seqs, options_.max_num_batched_tokens, options_.max_logits_rows});
+  for (const int64_t batch_size : kGraphBatchSizes) {
+    if (batch_size > largest) break;
+    // A step of padding alone: it writes nothing.
+    const int32_t starts[] = {0};
+    ForwardBatch nothing;
+    nothing.attention.query_start_loc = starts;
+    nothing.table_changes.emplace();
+    const StepSize size{batch_size, batch_size, batch_size, true};
+    LOCKSTEP_RETURN_IF_ERROR(
+        inputs_.Upload(nothing, batch_size, batch_size, batch_size, rank_.stream));
+    LOCKSTEP_RETURN_IF_ERROR(Launch(size, pool));
+    LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
+    Graph graph;
+    LOCKSTEP_RETURN_IF_ERROR(
+        Annotate(graph.Capture(rank_.stream, [&] { return Launch(size, pool); }),
+                 absl::StrFormat("capturing the CUDA graph of a batch of %d", batch_size)));
+    graphs_[batch_size] = std::move(graph);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDecoder::SumOverRanks(const MatrixView& m) {
+  if (rank_.nccl == nullptr) return absl::OkStatus();
+  return rank_.nccl->AllReduceSum(m.data, m.rows * m.cols, m.dtype, rank_.stream);
+}
+
+// Everything between the step's arrays and its logits, on the device.
+absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
+  CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
+  batch.may_have_prefill = !size.decode_only;
+  const MatrixView hidden = View(scratch_.hidden, size.tokens, config_.hidden_size);
+  const MatrixView delta = View(scratch_.delta, size.tokens, config_.hidden_size);
+  LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(
+      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, hidden, context()));
+  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(hidden));
+  for (int64_t l = 0; l < config_.num_layers; ++l) {
+    LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(layers_[l], pool.Layer(l), l == 0, size, batch));
+  }
+  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
+  LOCKSTEP_RETURN_IF_ERROR(
+      AddRmsNormRows(hidden, delta, inputs_.logits_rows(), final_norm_.values(),
+                     static_cast<float>(config_.rms_norm_eps), last, context()));
+  const int64_t vocab = part_.vocab.size();
+  const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
+  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
+}
+
+absl::Status CudaDecoder::LaunchLayer(const CudaLayer& layer, const KvCacheView& cache,
+                                      bool is_first, const StepSize& size,
+                                      const CudaAttentionBatch& batch) {
+  const int64_t rows = size.tokens;
+  const float eps = static_cast<float>(config_.rms_norm_eps);
+  const int64_t intermediate = part_.intermediate.size();
+  const int64_t qkv_cols = q_cols() + 2 * kv_cols();
+  const MatrixView hidden = View(scratch_.hidden, rows, config_.hidden_size);
+  const MatrixView normed = View(scratch_.normed, rows, config_.hidden_size);
+  const MatrixView delta = View(scratch_.delta, rows, config_.hidden_size);
+  const MatrixView qkv = View(scratch_.qkv, rows, qkv_cols);
+  const MatrixView attended = View(scratch_.attended, rows, q_cols());
+  const MatrixView gate_up = View(scratch_.gate_up, rows, 2 * intermediate);
+  const MatrixView activated = View(scratch_.activated, rows, intermediate);
+
+  LOCKSTEP_RETURN_IF_ERROR(
+      is_first ? RmsNorm(hidden, layer.input_norm.values(), eps, normed, context())
+               : AddRmsNorm(hidden, delta, layer.input_norm.values(), eps, normed, context()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
+  const bool dynamic = config_.rope.type == RopeType::kDynamic;
+  const RopeTable rope{.cos = dynamic ? inputs_.cos() : rope_cos_.as<float>(),
+                       .sin = dynamic ? inputs_.sin() : rope_sin_.as<float>(),
+                       .rows = dynamic ? nullptr : inputs_.positions(),
+                       .rotary_dim = rope_.rotary_dim()};
+  const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(), eps};
+  LOCKSTEP_RETURN_IF_ERROR(NormRopeHeads(qkv, part_.query_heads.size(), part_.kv_heads.size(),
+                                         config_.head_dim, head_norm, rope, context()));
+  char* const columns = static_cast<char*>(qkv.data);
+  const int64_t element = SizeOf(options_.dtype);
+  const CudaKvRows kv{.keys = columns + q_cols() * element,
+                      .values = columns + (q_cols() + kv_cols()) * element,
+                      .dtype = options_.dtype,
+                      .row_stride = qkv_cols};
+  LOCKSTEP_RETURN_IF_ERROR(CudaWriteKv(batch, kv, cache, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(
+      layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv_cols}, cache,
+                              {attended.data, options_.dtype, q_cols()}, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(attended, layer.o.view, layer.o_bias.view.data, delta, context()));
+  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(delta));
+
+  LOCKSTEP_RETURN_IF_ERROR(
+      AddRmsNorm(hidden, delta, layer.post_attention_norm.values(), eps, normed, context()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
+  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(activated, layer.down.view, layer.down_bias.view.data, delta, context()));
+  return SumOverRanks(delta);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Decoder>> LoadCudaDecoder(
+    const ModelSource& source, const std::vector<RankPartition>& partition, int rank,
+    const CudaDecoderOptions& options, const CudaRankContext& context, ThreadPool& threads) {
+  LOCKSTEP_CHECK(options.max_num_batched_tokens >= 1 && options.max_num_seqs >= 1 &&
+                 options.max_logits_rows >= 1 && options.max_model_len >= 1 &&
+                 options.block_size >= 1);
+  const ModelConfig& config = source.config;
+  LOCKSTEP_ASSIGN_OR_RETURN(RotaryEmbedding rope,
+                            RotaryEmbedding::Create(config.rope, config.head_dim));
+  auto decoder = std::make_unique<CudaDecoder>(config, partition[static_cast<size_t>(rank)],
+                                               options, context, std::move(rope));
+  LOCKSTEP_RETURN_IF_ERROR(decoder->Load(source, rank, threads));
+  return std::unique_ptr<Decoder>(std::move(decoder));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+// The decoder of one rank on one GPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/decoder.h"
+#include "parallel/nccl_communicator.h"
+#include "runtime/core/cuda_device.h"
+
+namespace lockstep {
+
+struct CudaDecoderOptions {
+  DType dtype = DType::kBF16;          // weights, activations and KV cache
+  int64_t max_num_batched_tokens = 0;  // largest T
+  int64_t max_num_seqs = 0;            // largest B
+  int64_t max_logits_rows = 0;         // largest R
+  int64_t max_model_len = 0;
+  int64_t block_size = 0;
+  bool graphs = true;  // decode steps are replayed as CUDA graphs
+};
+
+// What the decoder needs of the rank's device; must outlive it.
+struct CudaRankContext {
+  CudaStream stream = nullptr;
+  NcclCommunicator* nccl = nullptr;  // null: one rank
+  CudaDeviceInfo info;
+};
+
+// As Decoder::Load. Forward takes a pool on the same device, whose stream is the context's, and
+// writes the logits to host memory (page-locked, to be fast): when it returns, the step is done.
+// Not supported, by name: observers.
+absl::StatusOr<std::unique_ptr<Decoder>> LoadCudaDecoder(
+    const ModelSource& source, const std::vector<RankPartition>& partition, int rank,
+    const CudaDecoderOptions& options, const CudaRankContext& context, ThreadPool& threads);
+
+}  // namespace lockstep
