@@ -350,14 +350,21 @@ bool SkinnyLinearSupports(const MatrixView& x, const MatrixView& weight, const M
 }
 
 absl::Status PrepareSkinnyLinear() {
+  // The carveout, too: a multiprocessor that had to change it could not begin one kernel while it
+  // ends another.
+  const auto allow = [](auto kernel) {
+    const absl::Status status = CudaStatus(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+        "shared memory of a product");
+    if (!status.ok()) return status;
+    return CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                           cudaSharedmemCarveoutMaxShared),
+                      "shared memory of a product");
+  };
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const bool f32_out : {false, true}) {
       for (const int token_tiles : {1, 2}) {
-        LOCKSTEP_RETURN_IF_ERROR(WithKernel(dtype, f32_out, token_tiles, [](auto kernel) {
-          return CudaStatus(cudaFuncSetAttribute(
-                                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-                            "shared memory of a product");
-        }));
+        LOCKSTEP_RETURN_IF_ERROR(WithKernel(dtype, f32_out, token_tiles, allow));
       }
     }
   }
