@@ -23,6 +23,7 @@ enum class GraphSupport { kNever, kUniformSingleTokenDecode, kUniformBatch, kAlw
 struct AttentionCapabilities {
   std::vector<DType> activation_dtypes;
   std::vector<DType> kv_dtypes;
+  bool activations_in_kv_dtype = false;  // no other pairs of the two
   int64_t min_head_dim = 1;
   int64_t max_head_dim = 0;
   int64_t head_dim_multiple = 1;

@@ -68,6 +68,10 @@ class CudaAttentionWorkspace {
     // them. Both change rounding.
     int64_t min_split_keys = 128;
     int64_t max_splits = 32;
+    // Launch the kernels with programmatic stream serialization: they may start while the kernel
+    // before them ends, and wait for it before they read anything. (They let the next one start
+    // early in any case, should it be launched so.)
+    bool programmatic_launch = false;
   };
 
   // InvalidArgument for sizes below 1, or windows more than kMaxWindows; ResourceExhausted, with
@@ -84,11 +88,13 @@ class CudaAttentionWorkspace {
   // batch is larger than the options. Cheap: one small kernel.
   absl::Status PlanStep(const CudaAttentionBatch& batch, CudaStream stream);
 
+  // InvalidArgument when the batch is larger than the options.
+  absl::Status CheckBatchSize(const CudaAttentionBatch& batch) const;
+
  private:
   friend class CudaAttentionLayer;
 
   Options options_;
-  int num_multiprocessors_ = 0;
   DeviceBuffer plans_;  // for each window a header and its items; see cuda_attention.cuh
   DeviceBuffer
       partials_;  // f32 [B, Hq_local, splits, D] weighted values, then [.., 2] maxima, sums
@@ -107,7 +113,8 @@ struct CudaKvRows {
 // Writes row t of keys and values to slot slot_mapping[t] of the cache (device memory), converted
 // to its dtype, nearest-even. InvalidArgument for views that do not fit together.
 absl::Status CudaWriteKv(const CudaAttentionBatch& batch, const CudaKvRows& rows,
-                         const KvCacheView& cache, CudaStream stream);
+                         const KvCacheView& cache, CudaStream stream,
+                         bool programmatic_launch = false);
 
 // Rows of queries or outputs on the device, [T, Hq_local * D].
 struct CudaRows {
@@ -120,15 +127,14 @@ struct CudaRows {
 class CudaAttentionLayer {
  public:
   // Unimplemented, by name, for what the kernels cannot do: activations (queries and outputs) of
-  // another dtype than the cache, head_dim beyond 512. InvalidArgument for kv_groups that do not
-  // partition the heads, more than kMaxHeadTiles of them.
+  // another dtype than the cache, head_dim beyond 512, more than 256 groups of up to 16 query heads
+  // of one KV head. InvalidArgument for kv_groups that do not partition the heads, or a scale that
+  // is not positive.
   //
   // bfloat16 and float16 with D <= 256 and a multiple of 8 run on tensor cores: softmax and sums in
   // float32, weights rounded to the dtype for their product with V. Anything else (float32, other
   // D) runs in plain float32 arithmetic: exact to float32's rounding, and slow.
   static absl::StatusOr<CudaAttentionLayer> Create(const AttentionGeometry& geometry, DType dtype);
-  static constexpr int kMaxHeadTiles = 256;
-  static constexpr int kHeadTile = 16;  // query heads of one KV head that a decode block takes
 
   CudaAttentionLayer() = default;
 
@@ -144,15 +150,14 @@ class CudaAttentionLayer {
                        CudaStream stream) const;
 
  private:
-  // Up to kHeadTile query heads [first_head, first_head + num_heads) of one KV head.
-  struct HeadTile {
-    int16_t kv_head;
-    int16_t first_head;
-    int16_t num_heads;
-  };
+  absl::Status CheckArguments(const CudaAttentionBatch& batch,
+                              const CudaAttentionWorkspace& workspace, const CudaRows& query,
+                              const KvCacheView& cache, const CudaRows& out) const;
 
   AttentionGeometry geometry_;
   DType dtype_ = DType::kBF16;
+  bool tensor_cores_ = false;
+  int decode_blocks_ = 0;  // what the device runs at once
 };
 
 }  // namespace lockstep

@@ -4,6 +4,9 @@
 
 #include "absl/strings/str_join.h"
 #include "attention/cpu_backend.h"
+#ifdef LOCKSTEP_WITH_CUDA
+#include "attention/cuda_backend.h"
+#endif
 #include "attention/reference_backend.h"
 
 namespace lockstep {
@@ -14,6 +17,7 @@ struct BackendEntry {
   std::string device;
   bool by_name_only;  // not in the device's priority list
   const AttentionCapabilities& capabilities;
+  // Null where a thread pool is not enough to make one.
   std::unique_ptr<AttentionBackend> (*create)(ThreadPool& pool);
 };
 
@@ -35,6 +39,13 @@ const std::vector<BackendEntry>& Registry() {
        .create = [](ThreadPool&) -> std::unique_ptr<AttentionBackend> {
          return std::make_unique<ReferenceBackend>();
        }},
+#ifdef LOCKSTEP_WITH_CUDA
+      {.name = "cuda",
+       .device = "cuda",
+       .by_name_only = false,
+       .capabilities = CudaAttentionCapabilities(),
+       .create = nullptr},
+#endif
   };
   return registry;
 }
@@ -86,6 +97,10 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& can,
   std::vector<std::string> reasons;
   CheckDType("activation dtype", can.activation_dtypes, want.activation_dtype, &reasons);
   CheckDType("KV cache dtype", can.kv_dtypes, want.kv_dtype, &reasons);
+  if (can.activations_in_kv_dtype && want.activation_dtype != want.kv_dtype) {
+    reasons.push_back(absl::StrFormat("activation dtype %s with KV cache dtype %s",
+                                      Name(want.activation_dtype), Name(want.kv_dtype)));
+  }
   if (want.head_dim < can.min_head_dim || want.head_dim > can.max_head_dim) {
     reasons.push_back(absl::StrFormat("head_dim %d is outside %d to %d", want.head_dim,
                                       can.min_head_dim, can.max_head_dim));
@@ -118,9 +133,9 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& can,
   return reasons;
 }
 
-absl::StatusOr<BackendSelection> SelectBackend(const AttentionRequirements& requirements,
-                                               std::string_view user_choice, ThreadPool& pool) {
-  BackendSelection selection;
+absl::StatusOr<SelectionReport> ChooseBackend(const AttentionRequirements& requirements,
+                                              std::string_view user_choice) {
+  SelectionReport report;
   bool known = user_choice.empty();
   bool device_known = false;
   for (const BackendEntry& entry : Registry()) {
@@ -133,11 +148,10 @@ absl::StatusOr<BackendSelection> SelectBackend(const AttentionRequirements& requ
     known = true;
     std::vector<std::string> reasons = Reasons(entry, requirements);
     if (reasons.empty()) {
-      selection.backend = entry.create(pool);
-      selection.report.chosen = entry.name;
-      return selection;
+      report.chosen = entry.name;
+      return report;
     }
-    selection.report.refused.push_back({.backend = entry.name, .reasons = std::move(reasons)});
+    report.refused.push_back({.backend = entry.name, .reasons = std::move(reasons)});
   }
   if (!known) {
     return absl::InvalidArgumentError(
@@ -149,7 +163,22 @@ absl::StatusOr<BackendSelection> SelectBackend(const AttentionRequirements& requ
                         requirements.device, KnownNames()));
   }
   return absl::UnimplementedError(
-      absl::StrCat("no attention backend can run this model:", Lines(selection.report.refused)));
+      absl::StrCat("no attention backend can run this model:", Lines(report.refused)));
+}
+
+absl::StatusOr<BackendSelection> SelectBackend(const AttentionRequirements& requirements,
+                                               std::string_view user_choice, ThreadPool& pool) {
+  BackendSelection selection;
+  LOCKSTEP_ASSIGN_OR_RETURN(selection.report, ChooseBackend(requirements, user_choice));
+  for (const BackendEntry& entry : Registry()) {
+    if (entry.name != selection.report.chosen) continue;
+    if (entry.create == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("attention backend \"%s\" is not made on the host alone", entry.name));
+    }
+    selection.backend = entry.create(pool);
+  }
+  return selection;
 }
 
 }  // namespace lockstep

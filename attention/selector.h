@@ -49,10 +49,16 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& capabiliti
                                          const AttentionRequirements& requirements);
 
 // With an empty `user_choice` the first backend of the device's priority list that fits, else the
-// named one if it fits. `pool` must outlive the backend.
+// named one if it fits.
 //
 // InvalidArgument: an unknown name (the message lists the known ones), or a device without backends
 // in this build. Unimplemented: none fits, with all reasons of each.
+absl::StatusOr<SelectionReport> ChooseBackend(const AttentionRequirements& requirements,
+                                              std::string_view user_choice);
+
+// ChooseBackend, and makes it, on the host. `pool` must outlive the backend. FailedPrecondition for
+// one of another device: it needs a stream and sizes (CudaBackend::Create, or the launchers of
+// cuda_attention.h).
 absl::StatusOr<BackendSelection> SelectBackend(const AttentionRequirements& requirements,
                                                std::string_view user_choice, ThreadPool& pool);
 

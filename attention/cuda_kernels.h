@@ -1,0 +1,157 @@
+// Parameters and launch functions of the CUDA attention kernels: between cuda_attention.cc and the
+// .cu files. What they compute is said in cuda_attention.h. No CUDA header.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/core/cuda_device.h"
+#include "runtime/core/dtype.h"
+
+namespace lockstep {
+
+// ---- Decode plan --------------------------------------------------------------------------------
+
+// Part `split` of `num_splits` of the keys that one decode row sees: [key_begin, key_end), empty
+// for a padding request.
+struct alignas(16) DecodeItem {
+  int32_t request;
+  int32_t row;        // of the step
+  int32_t table_row;  // of block_tables
+  int32_t key_begin;
+  int32_t key_end;
+  int32_t split;
+  int32_t num_splits;
+  int32_t unused;
+};
+
+// In front of a window's items.
+struct DecodePlanHeader {
+  int32_t num_items;
+  int32_t num_rows;  // query_start_loc[B]: rows from here on are padding
+  int32_t unused[6];
+};
+
+// Key tiles of a decode warp; parts begin at multiples of it, counted from the first one.
+inline constexpr int kDecodeKeyTile = 16;
+inline constexpr int kSplitMultiple = 64;
+inline constexpr int kMaxSplits = 64;
+inline constexpr int kMaxPlanWindows = 8;
+
+struct PlanParams {
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;
+  const int32_t* table_rows;  // or null
+  char* plans;                // for each window a header, then its items
+  int64_t plan_stride_bytes;
+  int32_t num_requests;
+  int32_t num_windows;
+  int32_t windows[kMaxPlanWindows];  // 0: none
+  int32_t min_split_keys;
+  int32_t max_splits;
+};
+
+absl::Status LaunchPlan(const PlanParams& params, bool programmatic, CudaStream stream);
+
+// ---- Attention ----------------------------------------------------------------------------------
+
+// The cache of a layer and the way to it. Row index of (block, head, offset): (block * Hkv + head)
+// * P + offset, below 2^31.
+struct PagedKv {
+  const void* keys;
+  const void* values;
+  const int32_t* block_tables;
+  int64_t max_blocks;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+  int32_t block_shift;  // log2 of block_size, -1 when it is no power of two
+};
+
+// From a product s = q . k to the logit in units of log2(e): s * factor, or, where cap_output is
+// not 0, cap_output * tanh(s * cap_input / (2 log2(e))).
+struct LogitScale {
+  float factor;
+  float cap_input;
+  float cap_output;
+};
+
+struct AttentionRows {
+  const void* query;
+  void* out;
+  int64_t query_stride;  // elements
+  int64_t out_stride;
+  int32_t num_query_heads;
+  int32_t num_tokens;  // T
+};
+
+struct DecodeHeadTile {
+  int16_t kv_head;
+  int16_t first_head;
+  int16_t num_heads;  // up to kDecodeHeadTile
+};
+
+inline constexpr int kDecodeHeadTile = 16;
+inline constexpr int kMaxHeadTiles = 256;
+inline constexpr int kMaxTensorCoreHeadDim = 256;
+inline constexpr int kMaxHeadDim = 512;
+
+struct DecodeParams {
+  AttentionRows rows;
+  PagedKv kv;
+  LogitScale scale;
+  const DecodePlanHeader* plan;
+  float* partials;       // [B, Hq, max_splits, D] weighted values, not divided by their sum
+  float* partial_stats;  // [B, Hq, max_splits, 2] largest logit (log2), sum
+  int32_t* arrivals;     // [B, head tiles], zero before and after
+  int32_t max_splits;
+  int32_t num_head_tiles;
+  DecodeHeadTile head_tiles[kMaxHeadTiles];
+};
+
+struct PrefillParams {
+  AttentionRows rows;
+  PagedKv kv;
+  LogitScale scale;
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;
+  const int32_t* table_rows;  // or null
+  int32_t num_requests;
+  int32_t window;             // 0: none
+  int32_t zero_padding_rows;  // 1: this kernel does it
+  int32_t largest_group;
+  int16_t first_head[kMaxHeadTiles + 1];  // of each KV head, then Hq
+};
+
+// Once, before the first launch: raises the kernel's shared memory, and reads how many blocks of it
+// run at once on the device. `dtype` is bfloat16 or float16.
+absl::StatusOr<int> PrepareDecode(DType dtype, int64_t head_dim);
+absl::Status PreparePrefill(DType dtype, int64_t head_dim);
+
+// At most `num_blocks` blocks loop over the plan's items.
+absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
+                          bool programmatic, CudaStream stream);
+absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
+                           CudaStream stream);
+// Any dtype, any head_dim up to kMaxHeadDim, rows of any number per request.
+absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap, DType dtype,
+                           bool programmatic, CudaStream stream);
+
+// ---- Cache write --------------------------------------------------------------------------------
+
+struct WriteKvParams {
+  const void* keys;
+  const void* values;
+  int64_t row_stride;  // elements
+  void* cache_keys;
+  void* cache_values;
+  const int64_t* slot_mapping;
+  int32_t num_tokens;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+};
+
+absl::Status LaunchWriteKv(const WriteKvParams& params, DType from, DType to, bool programmatic,
+                           CudaStream stream);
+
+}  // namespace lockstep

@@ -1,0 +1,321 @@
+// The CUDA backend against dense attention in double, by dtype. Skipped where there is no device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/selector.h"
+#include "tests/attention/cuda_test_device.h"
+
+namespace lockstep {
+namespace {
+
+class CudaAttentionTest : public testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    if (NumCudaDevices() == 0) GTEST_SKIP() << "no CUDA device";
+    const auto device = SelectCudaDevice(0);
+    ASSERT_TRUE(device.ok()) << device.status();
+  }
+
+  void ExpectDense(ScenarioShape shape) {
+    shape.kv_dtype = GetParam();
+    Scenario scenario(shape);
+    RoundQueries(scenario, GetParam());
+    const auto backend = MakeHostFacedCuda(shape);
+    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()),
+              RelativeErrorTolerance(GetParam()))
+        << Describe(shape);
+  }
+
+  ScenarioShape RandomShape(uint32_t seed) {
+    std::mt19937 rng(seed);
+    const auto pick = [&rng](std::initializer_list<int64_t> values) {
+      return *(values.begin() + rng() % values.size());
+    };
+    ScenarioShape shape;
+    shape.seed = seed;
+    shape.head_dim = pick({64, 80, 96, 128, 128, 256, 8, 24, 72, 112, 160, 7, 20, 320, 512});
+    shape.block_size = pick({16, 32, 16, 1, 4, 24});
+    shape.sliding_window = pick({0, 0, 0, 1, 5, 64, 100, 300});
+    shape.logit_softcap = static_cast<float>(pick({0, 0, 2, 30}));
+    shape.kv_dtype = GetParam();
+    shape.padding_rows = pick({0, 1, 3});
+    shape.group_sizes.clear();
+    for (int64_t i = pick({1, 2, 3}); i > 0; --i) {
+      shape.group_sizes.push_back(pick({1, 2, 3, 5, 7, 8, 16, 17, 33}));
+    }
+    for (int64_t i = pick({1, 2, 4, 9}); i > 0; --i) {
+      const int64_t seq_len = 1 + static_cast<int64_t>(rng() % pick({4, 40, 300, 700}));
+      const int64_t query_len =
+          std::min(seq_len, pick({1, 1, 1, 2, 17, seq_len > 100 ? 50 : seq_len}));
+      shape.requests.push_back({.query_len = query_len, .seq_len = seq_len});
+    }
+    return shape;
+  }
+};
+
+TEST_P(CudaAttentionTest, EqualsDenseAttention) {
+  for (uint32_t seed = 1; seed <= 80; ++seed) ExpectDense(RandomShape(seed));
+}
+
+// Every head_dim of its own kernel, with the shapes that matter most.
+TEST_P(CudaAttentionTest, HeadDims) {
+  uint32_t seed = 300;
+  for (const int64_t head_dim : {64, 80, 96, 128, 256}) {
+    for (const int64_t block_size : {16, 32}) {
+      ExpectDense({.requests = {{.query_len = 1, .seq_len = 600},
+                                {.query_len = 200, .seq_len = 333},
+                                {.query_len = 1, .seq_len = 1},
+                                {.query_len = 70, .seq_len = 70}},
+                   .group_sizes = {7, 7},
+                   .head_dim = head_dim,
+                   .block_size = block_size,
+                   .padding_rows = 2,
+                   .seed = ++seed});
+    }
+  }
+}
+
+// Around the borders of decode's parts, and beyond what max_splits parts of the least size hold.
+TEST_P(CudaAttentionTest, LongDecode) {
+  for (const int64_t window : {0, 1000}) {
+    ScenarioShape shape = {.requests = {},
+                           .group_sizes = {7, 3},
+                           .head_dim = 128,
+                           .sliding_window = window,
+                           .seed = 17};
+    for (const int64_t seq_len : {127, 128, 129, 256, 257, 1023, 3000, 4096, 4097, 9001}) {
+      shape.requests.push_back({.query_len = 1, .seq_len = seq_len});
+    }
+    ExpectDense(shape);
+  }
+}
+
+TEST_P(CudaAttentionTest, LongPrefill) {
+  for (const int64_t window : {0, 70, 500}) {
+    ExpectDense({.requests = {{.query_len = 900, .seq_len = 900},
+                              {.query_len = 200, .seq_len = 1900},
+                              {.query_len = 2, .seq_len = 1500}},
+                 .group_sizes = {3, 2},
+                 .head_dim = 64,
+                 .sliding_window = window,
+                 .seed = 18});
+  }
+}
+
+TEST_P(CudaAttentionTest, LogitSoftcap) {
+  for (const float softcap : {0.5f, 5.0f, 50.0f}) {
+    ScenarioShape shape = {
+        .requests = {{.query_len = 1, .seq_len = 200}, {.query_len = 60, .seq_len = 90}},
+        .group_sizes = {4},
+        .head_dim = 96,
+        .logit_softcap = softcap,
+        .kv_dtype = GetParam(),
+        .seed = 5};
+    Scenario scenario(shape);
+    for (float& q : scenario.data()[0].queries) q *= 8;  // logits far beyond the cap
+    RoundQueries(scenario, GetParam());
+    const auto backend = MakeHostFacedCuda(shape);
+    // A capped logit near the largest adds many like weights: nothing cancels.
+    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()),
+              2 * RelativeErrorTolerance(GetParam()))
+        << softcap;
+  }
+}
+
+TEST_P(CudaAttentionTest, LargeLogitsDoNotOverflow) {
+  const ScenarioShape shape = {
+      .requests = {{.query_len = 2, .seq_len = 300}, {.query_len = 1, .seq_len = 300}},
+      .head_dim = 16,
+      .kv_dtype = GetParam()};
+  Scenario scenario(shape);
+  for (RequestData& data : scenario.data()) {
+    for (float& q : data.queries) q *= 1000;
+    for (float& k : data.keys) k *= 1000;
+  }
+  for (float x : scenario.RunStep(*MakeHostFacedCuda(shape))) EXPECT_TRUE(std::isfinite(x));
+}
+
+TEST_P(CudaAttentionTest, BatchEqualsAloneBitForBit) {
+  for (uint32_t seed = 100; seed < 140; ++seed) {
+    const ScenarioShape shape = RandomShape(seed);
+    Scenario scenario(shape);
+    const auto backend = MakeHostFacedCuda(shape);
+    const std::vector<float> batch = scenario.RunStep(*backend);
+    std::vector<float> alone;
+    for (size_t i = 0; i < shape.requests.size(); ++i) {
+      const std::vector<float> part =
+          scenario.RunChunk(*backend, static_cast<int64_t>(i), shape.requests[i].query_len,
+                            shape.requests[i].seq_len);
+      alone.insert(alone.end(), part.begin(), part.end());
+    }
+    alone.resize(batch.size(), 0.0f);
+    EXPECT_TRUE(SameBits(batch, alone)) << Describe(shape);
+  }
+}
+
+TEST_P(CudaAttentionTest, ChunkedEqualsWholeBitForBit) {
+  for (const int64_t window : {0, 90}) {
+    for (const int64_t chunk : {2, 16, 100, 254}) {
+      const ScenarioShape shape = {.requests = {{.query_len = 600, .seq_len = 600}},
+                                   .group_sizes = {3, 2},
+                                   .head_dim = 64,
+                                   .sliding_window = window,
+                                   .kv_dtype = GetParam()};
+      Scenario scenario(shape);
+      const auto backend = MakeHostFacedCuda(shape);
+      const std::vector<float> whole = scenario.RunStep(*backend);
+      scenario.PoisonAll();
+      std::vector<float> chunked;
+      for (int64_t done = 0; done < 600; done += chunk) {
+        const int64_t end = std::min<int64_t>(600, done + chunk);
+        const std::vector<float> part = scenario.RunChunk(*backend, 0, end - done, end);
+        chunked.insert(chunked.end(), part.begin(), part.end());
+      }
+      EXPECT_TRUE(SameBits(whole, chunked)) << Describe(shape) << " chunk=" << chunk;
+    }
+  }
+}
+
+// Parts of a request arrive in any order; which block merges them must not show.
+TEST_P(CudaAttentionTest, RepeatedRunsAreEqualBitForBit) {
+  const ScenarioShape shape = {.requests = {{.query_len = 1, .seq_len = 3000},
+                                            {.query_len = 1, .seq_len = 700},
+                                            {.query_len = 40, .seq_len = 500}},
+                               .group_sizes = {7, 20},
+                               .head_dim = 128,
+                               .kv_dtype = GetParam()};
+  Scenario scenario(shape);
+  const auto backend = MakeHostFacedCuda(shape);
+  const std::vector<float> first = scenario.RunStep(*backend);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(SameBits(first, scenario.RunStep(*backend))) << i;
+}
+
+TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
+  for (const int64_t query_len : {1, 2}) {
+    const ScenarioShape shape = {
+        .requests = {{.query_len = query_len, .seq_len = 5}, {.query_len = 0, .seq_len = 7}},
+        .group_sizes = {2},
+        .kv_dtype = GetParam(),
+        .padding_rows = 4};
+    Scenario scenario(shape);
+    RoundQueries(scenario, GetParam());
+    const std::vector<float> out = scenario.RunStep(*MakeHostFacedCuda(shape));
+    EXPECT_LT(RelativeError(out, scenario.Expected()), RelativeErrorTolerance(GetParam()));
+    for (size_t i = query_len * 16; i < out.size(); ++i) EXPECT_EQ(out[i], 0.0f);
+  }
+}
+
+TEST_P(CudaAttentionTest, AnEmptyBatchIsAllPadding) {
+  const ScenarioShape shape = {.requests = {}, .kv_dtype = GetParam(), .padding_rows = 3};
+  Scenario scenario(shape);
+  EXPECT_EQ(scenario.RunStep(*MakeHostFacedCuda(shape)), std::vector<float>(3 * 8, 0.0f));
+}
+
+// A NaN that one request sees is not seen by another, nor by its own rows whose window has passed.
+TEST_P(CudaAttentionTest, InvisibleNanDoesNotLeak) {
+  const ScenarioShape shape = {
+      .requests = {{.query_len = 1, .seq_len = 400}, {.query_len = 400, .seq_len = 400}},
+      .group_sizes = {2},
+      .head_dim = 64,
+      .sliding_window = 70,
+      .kv_dtype = GetParam()};
+  Scenario scenario(shape);
+  const auto backend = MakeHostFacedCuda(shape);
+  const std::vector<float> clean = scenario.RunStep(*backend);
+  for (RequestData& data : scenario.data()) {
+    data.values[20 * 64] = NAN;
+    data.keys[20 * 64 + 3] = NAN;
+  }
+  const std::vector<float> spoilt = scenario.RunStep(*backend);
+  const int64_t width = scenario.query_width();
+  for (int64_t row = 0; row < 401; ++row) {
+    const int64_t position = row == 0 ? 399 : row - 1;
+    if (position >= 20 && position < 90) {
+      EXPECT_TRUE(std::isnan(spoilt[row * width])) << row;
+    } else if (position >= 20 + 70 + 64 || GetParam() == DType::kF32) {
+      // Rows nearer to it may share a tile with rows that see it.
+      EXPECT_EQ(std::memcmp(&clean[row * width], &spoilt[row * width], width * 4), 0) << row;
+    }
+  }
+}
+
+TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
+  constexpr int64_t kHeads = 2, kBlockSize = 4, kBlocks = 3;
+  for (const bool write_float32 : {true, false}) {
+    for (const int64_t dim : {5, 16}) {
+      const int64_t count = kBlocks * kHeads * kBlockSize * dim;
+      const int64_t bytes = count * SizeOf(GetParam());
+      std::vector<char> cache_keys(bytes, 0x5a), cache_values(bytes, 0x5a);
+      std::vector<char> expected_keys(bytes, 0x5a), expected_values(bytes, 0x5a);
+      const KvCacheView cache = {.keys = cache_keys.data(),
+                                 .values = cache_values.data(),
+                                 .dtype = GetParam(),
+                                 .num_blocks = kBlocks,
+                                 .num_kv_heads = kHeads,
+                                 .block_size = kBlockSize,
+                                 .head_dim = dim};
+      std::vector<float> keys(4 * kHeads * dim), values(4 * kHeads * dim);
+      for (size_t i = 0; i < keys.size(); ++i) {
+        // Ties of bfloat16 (bit 15 set alone) and of binary16 (bit 12), both ways, and others.
+        const float one_step = 1.0f + static_cast<float>(i % 7) * 0x1p-8f;
+        keys[i] = i % 2 == 0 ? one_step : -1.0f - static_cast<float>(i) * 0x1p-11f;
+        values[i] = static_cast<float>(i) * 0.3f;
+      }
+      const std::vector<int64_t> slots = {9, kNoSlot, 2, kNoSlot};
+      CudaBackend::Options options = {.sizes = {.max_num_requests = 1,
+                                                .max_num_tokens = 4,
+                                                .max_model_len = 1,
+                                                .num_query_heads = 1,
+                                                .num_kv_heads = 1,
+                                                .head_dim = dim}};
+      const HostFacedCuda backend(options, write_float32);
+      const auto view = [&](std::vector<float>& data) {
+        return MatrixView{
+            .data = data.data(), .rows = 4, .cols = kHeads * dim, .stride = kHeads * dim};
+      };
+      backend.WriteKv(view(keys), view(values), slots, cache);
+      for (int64_t t = 0; t < 4; ++t) {
+        if (slots[t] == kNoSlot) continue;
+        for (int64_t head = 0; head < kHeads; ++head) {
+          const int64_t offset =
+              SizeOf(GetParam()) * cache.Offset(slots[t] / kBlockSize, head, slots[t] % kBlockSize);
+          const int64_t from = (t * kHeads + head) * dim;
+          Convert(DType::kF32, &keys[from], GetParam(), &expected_keys[offset], dim);
+          Convert(DType::kF32, &values[from], GetParam(), &expected_values[offset], dim);
+        }
+      }
+      EXPECT_EQ(cache_keys, expected_keys) << Name(GetParam()) << dim;
+      EXPECT_EQ(cache_values, expected_values) << Name(GetParam()) << dim;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, CudaAttentionTest,
+                         testing::Values(DType::kF32, DType::kF16, DType::kBF16),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST(CudaSelectorTest, ChoosesCudaForItsDevice) {
+  const AttentionRequirements requirements = {.device = "cuda",
+                                              .activation_dtype = DType::kBF16,
+                                              .kv_dtype = DType::kBF16,
+                                              .head_dim = 128,
+                                              .block_size = 16,
+                                              .sliding_window = true,
+                                              .logit_softcap = true,
+                                              .deterministic = true};
+  const auto report = ChooseBackend(requirements, "");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->chosen, "cuda");
+  AttentionRequirements mixed = requirements;
+  mixed.activation_dtype = DType::kF32;
+  EXPECT_EQ(ChooseBackend(mixed, "").status().code(), absl::StatusCode::kUnimplemented);
+  ThreadPool pool(1);
+  EXPECT_EQ(SelectBackend(requirements, "", pool).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace lockstep

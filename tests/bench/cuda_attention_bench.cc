@@ -1,0 +1,258 @@
+// CUDA attention of one layer: decode as a share of reading K and V once, prefill as TFLOP/s.
+//
+//   bytes = 2 * Hkv * D * 2 * sum of seq_lens          floor = bytes / 4.51 TB/s (H200, measured)
+//   flop  = 4 * Hq * D * (query, key) pairs under the causal mask
+//
+// Times are medians of graph replays; a graph holds one call for each of several layers' caches, so
+// that together they exceed the L2 cache, as in a model. Random data: zeros would run faster.
+//
+//   cuda_attention_bench [decode | prefill | splits]   all by default; prints one line a case
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/cuda_attention.h"
+#include "runtime/core/cuda_errors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kBandwidth = 4.51e12;
+constexpr int64_t kBlockSize = 16;
+constexpr int64_t kL2Bytes = int64_t{150} << 20;  // more than twice an H200's
+
+struct Heads {
+  int64_t query = 28;
+  int64_t kv = 4;
+  int64_t dim = 128;
+};
+
+void Must(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  Must(value.status());
+  return *std::move(value);
+}
+
+DeviceBuffer Allocate(int64_t bytes) { return Must(DeviceBuffer::Create(bytes, "benchmark")); }
+
+template <typename T>
+DeviceBuffer ToDevice(const std::vector<T>& values) {
+  DeviceBuffer buffer = Allocate(static_cast<int64_t>(values.size() * sizeof(T)));
+  Must(CopyAsync(buffer.data(), values.data(), buffer.size_bytes(), nullptr));
+  Must(Synchronize(nullptr));
+  return buffer;
+}
+
+// Fills with normal bfloat16: 32 MiB of them, again and again.
+void FillRandom(const DeviceBuffer& buffer, std::mt19937& rng) {
+  static const std::vector<BF16> values = [&rng] {
+    std::normal_distribution<float> normal;
+    std::vector<BF16> v(int64_t{16} << 20);
+    for (BF16& x : v) x = ToBF16(normal(rng));
+    return v;
+  }();
+  const int64_t piece = static_cast<int64_t>(values.size()) * 2;
+  for (int64_t done = 0; done < buffer.size_bytes(); done += piece) {
+    Must(CopyAsync(buffer.as<char>() + done, values.data(),
+                   std::min(piece, buffer.size_bytes() - done), nullptr));
+  }
+  Must(Synchronize(nullptr));
+}
+
+// Requests alike, each `query_len` rows at the end of `seq_len` tokens.
+class Case {
+ public:
+  Case(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len,
+       CudaAttentionWorkspace::Options options, CudaStream stream)
+      : heads_(heads), stream_(stream), rng_(1) {
+    const int64_t max_blocks = (seq_len + kBlockSize - 1) / kBlockSize;
+    const int64_t blocks = requests * max_blocks;
+    const int64_t rows = requests * query_len;
+    std::vector<int32_t> tables(blocks);
+    std::iota(tables.begin(), tables.end(), 0);
+    std::shuffle(tables.begin(), tables.end(), rng_);
+    std::vector<int32_t> query_start_loc(requests + 1);
+    for (int64_t b = 0; b <= requests; ++b)
+      query_start_loc[b] = static_cast<int32_t>(b * query_len);
+    arrays_.push_back(ToDevice(query_start_loc));
+    arrays_.push_back(ToDevice(std::vector<int32_t>(requests, static_cast<int32_t>(seq_len))));
+    arrays_.push_back(ToDevice(tables));
+    batch_ = {.query_start_loc = arrays_[0].as<int32_t>(),
+              .seq_lens = arrays_[1].as<int32_t>(),
+              .block_tables = arrays_[2].as<int32_t>(),
+              .max_blocks = max_blocks,
+              .block_size = kBlockSize,
+              .num_requests = requests,
+              .num_tokens = rows,
+              .may_have_decode = query_len == 1,
+              .may_have_prefill = query_len > 1};
+    const int64_t cache_bytes = blocks * heads.kv * kBlockSize * heads.dim * 2;
+    layers_ = std::clamp<int64_t>(kL2Bytes / (2 * cache_bytes) + 1, 2, 64);
+    for (int64_t i = 0; i < 2 * layers_; ++i) {
+      caches_.push_back(Allocate(cache_bytes));
+      FillRandom(caches_.back(), rng_);
+    }
+    num_blocks_ = blocks;
+    query_ = Allocate(rows * heads.query * heads.dim * 2);
+    FillRandom(query_, rng_);
+    out_ = Allocate(rows * heads.query * heads.dim * 2);
+    AttentionGeometry geometry = {.num_query_heads = heads.query,
+                                  .num_kv_heads = heads.kv,
+                                  .head_dim = heads.dim,
+                                  .kv_groups = {},
+                                  .scale = 0.088f};
+    for (int64_t h = 0; h < heads.kv; ++h) {
+      geometry.kv_groups.push_back({h * heads.query / heads.kv, (h + 1) * heads.query / heads.kv});
+    }
+    layer_ = Must(CudaAttentionLayer::Create(geometry, DType::kBF16));
+    options.max_num_requests = requests;
+    options.max_num_tokens = rows;
+    options.max_model_len = std::max<int64_t>(seq_len, 32768);
+    options.num_query_heads = heads.query;
+    options.num_kv_heads = heads.kv;
+    options.head_dim = heads.dim;
+    workspace_ = Must(CudaAttentionWorkspace::Create(options, stream));
+    Must(workspace_.PlanStep(batch_, stream));
+    Must(Synchronize(stream));
+  }
+
+  // Median seconds of one layer's Forward, over 30 replays.
+  double Time() {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    for (int64_t i = 0; i < layers_; ++i) Must(Forward(i));
+    Check(cudaStreamEndCapture(stream_, &graph));
+    Check(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t events[2];
+    for (cudaEvent_t& event : events) Check(cudaEventCreate(&event));
+    std::vector<double> seconds;
+    for (int i = 0; i < 33; ++i) {
+      Check(cudaEventRecord(events[0], stream_));
+      Check(cudaGraphLaunch(exec, stream_));
+      Check(cudaEventRecord(events[1], stream_));
+      Check(cudaEventSynchronize(events[1]));
+      float ms = 0;
+      Check(cudaEventElapsedTime(&ms, events[0], events[1]));
+      if (i >= 3) seconds.push_back(ms * 1e-3 / static_cast<double>(layers_));
+    }
+    for (cudaEvent_t event : events) Check(cudaEventDestroy(event));
+    Check(cudaGraphExecDestroy(exec));
+    Check(cudaGraphDestroy(graph));
+    std::nth_element(seconds.begin(), seconds.begin() + 15, seconds.end());
+    return seconds[15];
+  }
+
+ private:
+  static void Check(cudaError_t code) { Must(CudaStatus(code, "benchmark")); }
+
+  absl::Status Forward(int64_t layer) {
+    const KvCacheView cache = {.keys = caches_[2 * layer].data(),
+                               .values = caches_[2 * layer + 1].data(),
+                               .dtype = DType::kBF16,
+                               .num_blocks = num_blocks_,
+                               .num_kv_heads = heads_.kv,
+                               .block_size = kBlockSize,
+                               .head_dim = heads_.dim};
+    const int64_t width = heads_.query * heads_.dim;
+    return layer_.Forward(
+        batch_, workspace_, {.data = query_.data(), .dtype = DType::kBF16, .row_stride = width},
+        cache, {.data = out_.data(), .dtype = DType::kBF16, .row_stride = width}, stream_);
+  }
+
+  Heads heads_;
+  CudaStream stream_;
+  std::mt19937 rng_;
+  int64_t layers_ = 0;
+  int64_t num_blocks_ = 0;
+  std::vector<DeviceBuffer> arrays_;
+  std::vector<DeviceBuffer> caches_;  // keys and values of each layer
+  DeviceBuffer query_;
+  DeviceBuffer out_;
+  CudaAttentionBatch batch_;
+  CudaAttentionLayer layer_;
+  CudaAttentionWorkspace workspace_;
+};
+
+void Decode(Heads heads, int64_t requests, int64_t seq_len,
+            const CudaAttentionWorkspace::Options& options, CudaStream stream) {
+  Case c(heads, requests, 1, seq_len, options, stream);
+  const double seconds = c.Time();
+  const double bytes = static_cast<double>(4 * heads.kv * heads.dim * requests * seq_len);
+  std::printf(
+      "decode  %2ld/%ld heads D=%3ld B=%3ld ctx=%5ld splits>=%ld<=%ld pdl=%d: %8.2f us  %7.1f GB/s"
+      "  %4.1f%% of %.2f TB/s\n",
+      heads.query, heads.kv, heads.dim, requests, seq_len, options.min_split_keys,
+      options.max_splits, options.programmatic_launch ? 1 : 0, seconds * 1e6,
+      bytes / seconds * 1e-9, 100 * bytes / seconds / kBandwidth, kBandwidth * 1e-12);
+}
+
+void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, CudaStream stream) {
+  Case c(heads, requests, query_len, seq_len, {}, stream);
+  const double seconds = c.Time();
+  const double pairs = static_cast<double>(query_len * (seq_len - query_len)) +
+                       0.5 * static_cast<double>(query_len * (query_len + 1));
+  const double flop = 4 * static_cast<double>(heads.query * heads.dim * requests) * pairs;
+  std::printf("prefill %2ld/%ld heads D=%3ld B=%3ld rows=%5ld ctx=%5ld: %8.1f us  %6.1f TFLOP/s\n",
+              heads.query, heads.kv, heads.dim, requests, query_len, seq_len, seconds * 1e6,
+              flop / seconds * 1e-12);
+}
+
+void Run(const std::string& what) {
+  CudaDeviceInfo device = Must(SelectCudaDevice(0));
+  std::printf("%s\n", device.name.c_str());
+  const OwnedCudaStream stream = Must(OwnedCudaStream::Create());
+  const auto wanted = [&](const char* name) { return what.empty() || what == name; };
+  if (wanted("decode")) {
+    for (const int64_t requests : {1, 32, 256}) {
+      for (const int64_t seq_len : {512, 1024, 8192}) {
+        Decode({}, requests, seq_len, {}, stream.get());
+      }
+    }
+    Decode({.query = 14, .kv = 2}, 1, 1024, {}, stream.get());  // of 2 ranks
+    Decode({.query = 32, .kv = 8}, 64, 2048, {}, stream.get());
+    Decode({.query = 14, .kv = 2, .dim = 64}, 64, 2048, {}, stream.get());
+    Decode({.query = 8, .kv = 4, .dim = 256}, 32, 2048, {}, stream.get());
+    Decode({}, 1, 1024, {.programmatic_launch = true}, stream.get());
+  }
+  if (wanted("splits")) {
+    for (const auto& [requests, seq_len] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 512}, {1, 8192}, {32, 1024}, {256, 512}}) {
+      for (const int64_t min_split : {64, 128, 256, 512}) {
+        Decode({}, requests, seq_len, {.min_split_keys = min_split, .max_splits = 32},
+               stream.get());
+      }
+      Decode({}, requests, seq_len, {.min_split_keys = 128, .max_splits = 64}, stream.get());
+    }
+  }
+  if (wanted("prefill")) {
+    Prefill({}, 1, 8192, 8192, stream.get());
+    Prefill({}, 1, 2048, 8192, stream.get());
+    Prefill({}, 8, 1024, 1024, stream.get());
+    Prefill({}, 16, 64, 2048, stream.get());
+    Prefill({.query = 14, .kv = 2, .dim = 64}, 1, 8192, 8192, stream.get());
+    Prefill({.query = 32, .kv = 32, .dim = 80}, 1, 4096, 4096, stream.get());
+    Prefill({.query = 8, .kv = 4, .dim = 256}, 1, 4096, 4096, stream.get());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::Run(argc > 1 ? argv[1] : "");
+  return 0;
+}
