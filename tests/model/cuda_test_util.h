@@ -60,6 +60,7 @@ class CudaMatrix {
     auto device = DeviceBuffer::Create(static_cast<int64_t>(host_.size()), "a test's matrix");
     EXPECT_TRUE(device.ok()) << device.status();
     if (device.ok()) device_ = *std::move(device);
+    Upload(nullptr);
   }
 
   int64_t rows() const { return rows_; }
