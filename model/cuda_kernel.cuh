@@ -88,6 +88,18 @@ __device__ __forceinline__ void StoreVector(const Vector<T, kSize>& value, T* to
   *reinterpret_cast<Vector<T, kSize>*>(to) = value;
 }
 
+// Sum over the block of each thread's value, the same to all threads. blockDim.x is a multiple of
+// 32, at most 512. warp_sums: shared, [16]; free again behind the next barrier.
+__device__ __forceinline__ float BlockSum(float value, float* warp_sums) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  const unsigned lane = threadIdx.x % 32;
+  value = lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f;
+  for (int lanes = 8; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+  return __shfl_sync(~0u, value, 0);
+}
+
 inline bool IsAligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 // Every row starts at a multiple of 16 bytes.
 inline bool RowsAligned16(const MatrixView& m) {

@@ -23,20 +23,6 @@ struct NormArgs {
   int64_t cols;
 };
 
-// Sum over the block of each thread's value; to all threads. blockDim.x a multiple of 32.
-__device__ float BlockSum(float value) {
-  __shared__ float warp_sums[kMaxNormThreads / 32];
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  value = lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f;
-  for (int lanes = kMaxNormThreads / 64; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(~0u, value, lanes);
-  }
-  return __shfl_sync(~0u, value, 0);
-}
-
 // x (+ delta), each sum rounded to T as it is stored.
 template <typename T, int kSize>
 __device__ __forceinline__ Vector<T, kSize> LoadSum(const T* x, const T* delta) {
@@ -73,6 +59,7 @@ __device__ __forceinline__ Vector<T, kSize> Scaled(const Vector<T, kSize>& value
 // 0 it reads them twice.
 template <typename T, int kSize, int kItems>
 __global__ void __launch_bounds__(kMaxNormThreads) NormKernel(const NormArgs<T> args) {
+  __shared__ float warp_sums[kMaxNormThreads / 32];
   LetSuccessorStart();
   constexpr int kKept = kItems > 0 ? kItems : 1;
   const int64_t stride = int64_t{blockDim.x} * kSize;
@@ -114,7 +101,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) NormKernel(const NormArgs<T> 
       if (sum != nullptr) StoreVector(values, sum + col);
     }
   }
-  const float mean = BlockSum(squares) / static_cast<float>(args.cols);
+  const float mean = BlockSum(squares, warp_sums) / static_cast<float>(args.cols);
   const float scale = 1.0f / sqrtf(mean + args.eps);
   if constexpr (kItems > 0) {
 #pragma unroll

@@ -12,39 +12,16 @@
 
 #include "gtest/gtest.h"
 #include "parallel/cuda_ranks.h"
-#include "parallel/mpi_communicator.h"
 #include "parallel/nccl_communicator.h"
+#include "tests/parallel/gpu_job.h"
 
 namespace lockstep {
 namespace {
 
-Communicator* job = nullptr;
-
-// Others may be inside a collective that this rank will never enter: the job ends.
-void OrAbort(const absl::Status& status, int line) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "rank %d, line %d: %s\n", job->rank(), line, status.ToString().c_str());
-  AbortJob(1);
-}
-#define OR_ABORT(call) OrAbort(call, __LINE__)
-
-template <typename T>
-T ValueOrAbort(absl::StatusOr<T> value, int line) {
-  OrAbort(value.status(), line);
-  return *std::move(value);
-}
-#define VALUE_OR_ABORT(call) ValueOrAbort(call, __LINE__)
-
 class NcclTest : public testing::Test {
  protected:
   void SetUp() override {
-    int64_t fewest = NumCudaDevices();
-    std::vector<int64_t> all(job->size());
-    OR_ABORT(job->AllGather(&fewest, sizeof(fewest), all.data()));
-    for (const int64_t count : all) fewest = std::min(fewest, count);
-    if (fewest < job->ranks_on_host()) {
-      GTEST_SKIP() << fewest << " GPUs for " << job->ranks_on_host() << " ranks of a host";
-    }
+    if (!GpuForEveryRank()) GTEST_SKIP() << "fewer GPUs than ranks";
     binding_ = VALUE_OR_ABORT(BindCudaDevice(*job));
     stream_ = VALUE_OR_ABORT(OwnedCudaStream::Create());
     nccl_ = VALUE_OR_ABORT(NcclCommunicator::Create(*job, binding_.device));
@@ -56,18 +33,6 @@ class NcclTest : public testing::Test {
   }
   CudaStream stream() const { return stream_.get(); }
 
-  // `count` numbers of rank `rank`, rounded to dtype.
-  static std::vector<float> Numbers(int rank, int64_t count, DType dtype, uint32_t seed) {
-    std::mt19937 random(seed * 1000 + rank);
-    std::normal_distribution<float> normal;
-    std::vector<float> numbers(count);
-    for (float& number : numbers) {
-      number = normal(random);
-      if (dtype == DType::kBF16) number = ToFloat(ToBF16(number));
-      if (dtype == DType::kF16) number = ToFloat(ToF16(number));
-    }
-    return numbers;
-  }
   void Upload(const std::vector<float>& numbers, DType dtype, void* device) {
     std::vector<char> bytes(numbers.size() * SizeOf(dtype));
     Convert(DType::kF32, numbers.data(), dtype, bytes.data(), numbers.size());
@@ -226,24 +191,4 @@ TEST_F(NcclTest, ZAbortFreesWhoWaits) {
 }  // namespace
 }  // namespace lockstep
 
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  auto communicator = lockstep::CreateMpiCommunicator();
-  if (!communicator.ok()) {
-    std::fprintf(stderr, "%s\n", communicator.status().ToString().c_str());
-    return 1;
-  }
-  lockstep::job = communicator->get();
-  auto& listeners = testing::UnitTest::GetInstance()->listeners();
-  if (lockstep::job->rank() != 0) delete listeners.Release(listeners.default_result_printer());
-  const int64_t failed = RUN_ALL_TESTS();
-  std::vector<int64_t> all(lockstep::job->size());
-  const absl::Status gathered = lockstep::job->AllGather(&failed, sizeof(failed), all.data());
-  if (!gathered.ok()) return 1;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] == 0) continue;
-    if (lockstep::job->rank() == 0) std::fprintf(stderr, "a test failed on rank %zu\n", rank);
-    return 1;
-  }
-  return 0;
-}
+int main(int argc, char** argv) { return lockstep::RunJobTests(argc, argv); }
