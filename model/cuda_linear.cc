@@ -267,7 +267,7 @@ absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, cons
         "the kernel for few rows does not take a product [%d, %d] x [%d, %d]^T of %s", x.rows,
         x.cols, weight.rows, weight.cols, Name(x.dtype)));
   }
-  if (supported && path != LinearPath::kCublasLt) {
+  if (supported && path == LinearPath::kSkinny) {
     return SkinnyLinear(x, weight, bias, y, impl_->num_multiprocessors(), stream,
                         programmatic_launch);
   }
