@@ -66,7 +66,7 @@ class CudaAttentionWorkspace {
     std::vector<int64_t> sliding_windows = {0};  // those of the layers, each once; 0: none
     // A request's visible keys are cut into parts of at least min_split_keys, at most max_splits of
     // them. Both change rounding.
-    int64_t min_split_keys = 128;
+    int64_t min_split_keys = 512;
     int64_t max_splits = 32;
     // Launch the kernels with programmatic stream serialization: they may start while the kernel
     // before them ends, and wait for it before they read anything. (They let the next one start
