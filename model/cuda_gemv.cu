@@ -1,22 +1,27 @@
 // y = x * W^T for at most 16 rows of x. Bound by the read of W, so everything serves that read:
 //
 // - A block a multiprocessor owns a contiguous share of W's rows, equal to one row.
-// - One warp, the producer, pulls the share through a ring of stages in shared memory with bulk
-// copies
-//   that complete on mbarriers. A stage is `tile_rows` rows of W times `stage_cols` columns, and
-//   the same columns of x behind them. The ring takes half of a multiprocessor's shared memory, so
-//   that with programmatic launches the next kernel fills its ring while this one drains: W's
-//   copies wait for nobody, x's wait for the kernel before.
+// - One thread, the producer, pulls the share through a ring of stages in shared memory: a box of
+//   `tile_rows` rows of W times `stage_cols` columns with one tensor copy, and the same columns of
+//   x behind it with another, both completing on the stage's mbarrier. (One bulk copy a row took 75
+//   cycles a row to issue, three times what the memory needs for it.) The ring takes half of a
+//   multiprocessor's shared memory, so that with programmatic launches the next kernel fills its
+//   ring while this one drains: W's copies wait for nobody, x's wait for the kernel before.
 // - Eight warps consume. Tensor cores multiply 16 rows of W by 8 rows of x: the rows that x has not
-//   cost nothing that is scarce, and what stands in shared memory for them, garbage, meets no row
-//   that is stored. Warps share out rows (two halves of 16) and columns (slices of 32 dealt in turn
-//   to four), and add up their four parts in shared memory at the end of a tile.
+//   cost nothing that is scarce, and what stands in shared memory for them meets no row that is
+//   stored. Warps share out rows (two halves of 16) and columns (slices of 64 dealt in turn to
+//   four), and add up their four parts in shared memory at the end of a tile.
 //
-// A lane's share of a slice is 16 bytes of a row: columns 8q to 8q+7 of row g (g = lane / 4, q =
+// A lane's share of 32 columns of a row is 16 bytes: columns 8q to 8q+7 of row g (g = lane / 4, q =
 // lane % 4). The tensor core wants other columns in a lane, but a product may take its columns in
-// any order that is the same for both operands; this one needs no rearrangement of either. Rows are
-// 64 bytes more apart than a multiple of 128, so 8 lanes that read together, two rows, meet each of
-// the 32 banks once.
+// any order that is the same for both operands; this one needs no rearrangement of either. Eight
+// lanes that read together read 64 bytes of two rows, which are a multiple of 128 bytes apart: so
+// that they meet each of the 32 banks once, odd rows read the second half of a slice first.
+//
+// Columns beyond K are zeros in both operands (the copy fills them in); rows beyond the share
+// belong to the next block or are zeros, and are not stored.
+#include <cuda.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -27,39 +32,36 @@ namespace lockstep {
 
 namespace {
 
-constexpr int kSliceCols = 32;   // columns of one step of a warp: two products of 16
+constexpr int kSliceCols = 64;   // 128 bytes: what a warp takes at once, four products of 16
 constexpr int kColumnWarps = 4;  // that share the slices
 constexpr int kRowWarps = 2;     // that share the rows
 constexpr int kConsumers = kColumnWarps * kRowWarps * 32;
 constexpr int kThreads = kConsumers + 32;
 constexpr int kMaxTileRows = 16 * kRowWarps;
-constexpr int kStageUnit = kSliceCols * kColumnWarps;  // columns of a stage are a multiple
-constexpr int kMaxStageCols = 1024;
-constexpr int kMaxStages = 8;
-constexpr int kRowPadBytes = 64;
+constexpr int kStageUnit = kSliceCols * kColumnWarps;  // columns of a stage: one or two of these
+constexpr int kMaxStages = 16;
+constexpr int kStageAlignment = 128;  // of a tensor copy
 // Stride of a token's partial sums, in floats: lanes of a warp (8 rows of 4 even tokens) hit each
 // bank once, as 2 * 36 mod 32 = 8.
 constexpr int kPartStride = kMaxTileRows + 4;
 // Two blocks fit a multiprocessor: (228 KB - 2 * 1 KB that the system takes) / 2 = 113 KB each,
 // less the barriers.
 constexpr int kSharedBytes = 112 * 1024;
-// Elements of a stage to aim for: 20 KB, four or five stages in the ring.
-constexpr int64_t kStageElements = 10240;
+// A stage of two units at most: enough stages must fit for some 64 KB to be on their way.
+constexpr int64_t kLargestWideStage = 20 * 1024;
 
 struct SkinnyArgs {
-  const void* x;
-  const void* weight;
+  CUtensorMap weight_map;
+  CUtensorMap x_map;
   const void* bias;
   void* y;
-  int64_t x_stride_bytes;
-  int64_t weight_stride_bytes;
   int64_t y_stride;  // elements
   int n;
-  int k;
   int tokens;
   int tile_rows;
   int stage_cols;
   int num_stages;
+  int chunks;  // stages a tile
 };
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
@@ -93,13 +95,16 @@ __device__ __forceinline__ void Wait(uint64_t* barrier, int parity) {
         : "memory");
   }
 }
-// Bytes and both addresses are multiples of 16.
-__device__ __forceinline__ void CopyToShared(void* to, const void* from, int bytes,
-                                             uint64_t* barrier) {
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// The map's box at this column (in words of 4 bytes) and row.
+__device__ __forceinline__ void CopyBox(void* to, const CUtensorMap& map, int word, int row,
+                                        uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(to)),
-      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3}], [%4];" ::"r"(SharedAddress(to)),
+      "l"(&map), "r"(word), "r"(row), "r"(SharedAddress(barrier))
       : "memory");
 }
 
@@ -128,7 +133,15 @@ __device__ __forceinline__ void MultiplyAdd<__half>(float (&sums)[4], uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The shared memory of a block, and which part of the product a stage holds.
+__host__ __device__ constexpr int RoundUp(int bytes, int unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+// A stage: rows of W, then rows of x.
+__host__ __device__ inline int StageBytes(int tile_rows, int tokens, int stage_cols) {
+  return RoundUp((tile_rows + tokens) * stage_cols * 2, kStageAlignment);
+}
+
+// The shared memory of a block, and its share of the product.
 struct Ring {
   const SkinnyArgs& args;
   char* stages;
@@ -136,94 +149,106 @@ struct Ring {
   uint64_t* empty;  // every consumer warp is done
   int first_row;    // of the block's share
   int num_rows;
-  int chunks;  // stages a tile
 
-  __device__ int row_bytes() const { return args.stage_cols * 2 + kRowPadBytes; }
   __device__ int num_tiles() const { return (num_rows + args.tile_rows - 1) / args.tile_rows; }
-  __device__ int num_steps() const { return num_tiles() * chunks; }
-  __device__ int TileRows(int tile) const {
-    return min(args.tile_rows, num_rows - tile * args.tile_rows);
-  }
-  __device__ int Cols(int chunk) const {
-    return min(args.stage_cols, args.k - chunk * args.stage_cols);
-  }
   __device__ char* Stage(int stage) const {
-    return stages + stage * (args.tile_rows + args.tokens) * row_bytes();
+    return stages + stage * StageBytes(args.tile_rows, args.tokens, args.stage_cols);
   }
 };
 
-// W's rows of this step into its stage: a row a lane.
-__device__ void ProduceWeights(const Ring& ring, int step, int lane) {
+// W's rows of this step into its stage.
+__device__ __forceinline__ void ProduceWeights(const Ring& ring, int step) {
   const SkinnyArgs& args = ring.args;
   const int stage = step % args.num_stages;
-  const int tile = step / ring.chunks, chunk = step % ring.chunks;
-  const int rows = ring.TileRows(tile), bytes = ring.Cols(chunk) * 2;
-  if (lane == 0) ArriveExpecting(ring.full + stage, (rows + args.tokens) * bytes);
-  __syncwarp();
-  if (lane >= rows) return;
-  const int64_t row = ring.first_row + tile * args.tile_rows + lane;
-  CopyToShared(ring.Stage(stage) + lane * ring.row_bytes(),
-               static_cast<const char*>(args.weight) + row * args.weight_stride_bytes +
-                   int64_t{chunk} * args.stage_cols * 2,
-               bytes, ring.full + stage);
+  const int tile = step / args.chunks, chunk = step % args.chunks;
+  ArriveExpecting(ring.full + stage, (args.tile_rows + args.tokens) * args.stage_cols * 2);
+  CopyBox(ring.Stage(stage), args.weight_map, chunk * args.stage_cols / 2,
+          ring.first_row + tile * args.tile_rows, ring.full + stage);
 }
 
 // The same columns of x behind them.
-__device__ void ProduceTokens(const Ring& ring, int step, int lane) {
+__device__ __forceinline__ void ProduceTokens(const Ring& ring, int step) {
   const SkinnyArgs& args = ring.args;
-  if (lane >= args.tokens) return;
   const int stage = step % args.num_stages;
-  const int chunk = step % ring.chunks;
-  CopyToShared(ring.Stage(stage) + (args.tile_rows + lane) * ring.row_bytes(),
-               static_cast<const char*>(args.x) + lane * args.x_stride_bytes +
-                   int64_t{chunk} * args.stage_cols * 2,
-               ring.Cols(chunk) * 2, ring.full + stage);
+  CopyBox(ring.Stage(stage) + args.tile_rows * args.stage_cols * 2, args.x_map,
+          step % args.chunks * args.stage_cols / 2, 0, ring.full + stage);
 }
 
-__device__ void Produce(const Ring& ring, int lane) {
-  const int steps = ring.num_steps(), stages = ring.args.num_stages;
+// One thread.
+__device__ void Produce(const Ring& ring) {
+  const int steps = ring.num_tiles() * ring.args.chunks, stages = ring.args.num_stages;
   const int ahead = min(steps, stages);
-  for (int step = 0; step < ahead; ++step) ProduceWeights(ring, step, lane);
+  PrefetchMap(ring.args.weight_map);
+  PrefetchMap(ring.args.x_map);
+#pragma unroll 1
+  for (int step = 0; step < ahead; ++step) ProduceWeights(ring, step);
   WaitForPredecessor();
-  for (int step = 0; step < ahead; ++step) ProduceTokens(ring, step, lane);
+#pragma unroll 1
+  for (int step = 0; step < ahead; ++step) ProduceTokens(ring, step);
+#pragma unroll 1
   for (int step = ahead; step < steps; ++step) {
     Wait(ring.empty + step % stages, (step / stages - 1) & 1);
-    ProduceWeights(ring, step, lane);
-    ProduceTokens(ring, step, lane);
+    ProduceWeights(ring, step);
+    ProduceTokens(ring, step);
   }
+}
+
+// 32 columns of a row: its first and second 16 for the tensor core.
+struct Slice {
+  uint4 first, second;
+};
+
+// This lane's part of 64 columns. `row`: its part of the slice's first half; odd: the row is an odd
+// one.
+__device__ __forceinline__ Slice LoadSlice(const char* row, bool odd) {
+  const uint4 now = *reinterpret_cast<const uint4*>(row + (odd ? 64 : 0));
+  const uint4 then = *reinterpret_cast<const uint4*>(row + (odd ? 0 : 64));
+  return {{odd ? then.x : now.x, odd ? then.y : now.y, odd ? then.z : now.z, odd ? then.w : now.w},
+          {odd ? now.x : then.x, odd ? now.y : then.y, odd ? now.z : then.z, odd ? now.w : then.w}};
+}
+
+template <typename T>
+__device__ __forceinline__ void MultiplyAdd(float (&sums)[4], const uint4& low, const uint4& high,
+                                            const uint4& x) {
+  MultiplyAdd<T>(sums, low.x, high.x, low.y, high.y, x.x, x.y);
+  MultiplyAdd<T>(sums, low.z, high.z, low.w, high.w, x.z, x.w);
 }
 
 // This warp's part of one stage's product.
 template <typename T, int kTokenTiles>
-__device__ __forceinline__ void MultiplyStage(const Ring& ring, const char* stage, int slices,
-                                              int warp, int lane, float (&sums)[kTokenTiles][4]) {
-  const int g = lane / 4, q = lane % 4, bytes = ring.row_bytes();
-  const int row = warp / kColumnWarps * 16 + g;
+__device__ __forceinline__ void MultiplyStage(const Ring& ring, const char* stage, int warp,
+                                              int lane, float (&sums)[kTokenTiles][4]) {
+  const SkinnyArgs& args = ring.args;
+  const int g = lane / 4, bytes = args.stage_cols * 2;
+  const int first = warp % kColumnWarps * kSliceCols * 2 + lane % 4 * 16;
+  const bool odd = g % 2 != 0;
   // Rows that are not there: any that is.
-  const char* low = stage + min(row, ring.args.tile_rows - 1) * bytes + q * 16;
-  const char* high = stage + min(row + 8, ring.args.tile_rows - 1) * bytes + q * 16;
+  const int row = warp / kColumnWarps * 16 + g;
+  const char* low = stage + min(row, args.tile_rows - 1) * bytes + first;
+  const char* high = stage + min(row + 8, args.tile_rows - 1) * bytes + first;
   const char* tokens[kTokenTiles];
 #pragma unroll
   for (int tile = 0; tile < kTokenTiles; ++tile) {
-    const int token = min(tile * 8 + g, ring.args.tokens - 1);
-    tokens[tile] = stage + (ring.args.tile_rows + token) * bytes + q * 16;
+    tokens[tile] = stage + (args.tile_rows + min(tile * 8 + g, args.tokens - 1)) * bytes + first;
   }
-#pragma unroll 2
-  for (int slice = warp % kColumnWarps; slice < slices; slice += kColumnWarps) {
-    const int offset = slice * kSliceCols * 2;
-    const uint4 a = *reinterpret_cast<const uint4*>(low + offset);
-    const uint4 b = *reinterpret_cast<const uint4*>(high + offset);
+  for (int offset = 0; offset < bytes; offset += kStageUnit * 2) {
+    const Slice a = LoadSlice(low + offset, odd);
+    const Slice b = LoadSlice(high + offset, odd);
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
-      const uint4 x = *reinterpret_cast<const uint4*>(tokens[tile] + offset);
-      MultiplyAdd<T>(sums[tile], a.x, b.x, a.y, b.y, x.x, x.y);
-      MultiplyAdd<T>(sums[tile], a.z, b.z, a.w, b.w, x.z, x.w);
+      const Slice x = LoadSlice(tokens[tile] + offset, odd);
+      MultiplyAdd<T>(sums[tile], a.first, b.first, x.first);
+      MultiplyAdd<T>(sums[tile], a.second, b.second, x.second);
     }
   }
 }
 
-// parts [kColumnWarps][tokens][kPartStride]: one buffer of partial sums.
-template <typename T, typename Out, int kTokenTiles>
+__device__ __forceinline__ void ConsumersMeet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+
+// parts [kColumnWarps][kTokenTiles * 8][kPartStride]: a buffer of partial sums.
+template <typename Out, int kTokenTiles>
 __device__ void FinishTile(const Ring& ring, int tile, int warp, int lane, float* parts,
                            const float (&sums)[kTokenTiles][4]) {
   constexpr int kPart = kTokenTiles * 8 * kPartStride;
@@ -237,9 +262,9 @@ __device__ void FinishTile(const Ring& ring, int tile, int warp, int lane, float
     token[row + 8] = sums[i][2];
     token[kPartStride + row + 8] = sums[i][3];
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+  ConsumersMeet();
   const SkinnyArgs& args = ring.args;
-  const int rows = ring.TileRows(tile);
+  const int rows = min(args.tile_rows, ring.num_rows - tile * args.tile_rows);
   for (int i = threadIdx.x; i < args.tokens * kMaxTileRows; i += kConsumers) {
     const int r = i % kMaxTileRows, token = i / kMaxTileRows;
     if (r >= rows) continue;
@@ -253,9 +278,18 @@ __device__ void FinishTile(const Ring& ring, int tile, int warp, int lane, float
   }
 }
 
+// Where there is room for two, buffers of partial sums are used by turns: who writes one has met
+// all others since they read it. The single one needs another meeting.
+__host__ __device__ constexpr int NumPartBuffers(int token_tiles) {
+  return token_tiles == 1 ? 2 : 1;
+}
+__host__ __device__ constexpr int PartBufferFloats(int token_tiles) {
+  return kColumnWarps * token_tiles * 8 * kPartStride;
+}
+
 template <typename T, typename Out, int kTokenTiles>
 __device__ void Consume(const Ring& ring, float* parts, int warp, int lane) {
-  constexpr int kBuffer = kColumnWarps * kTokenTiles * 8 * kPartStride;
+  constexpr int kBuffers = NumPartBuffers(kTokenTiles);
   const SkinnyArgs& args = ring.args;
   // What was read and written before this kernel is done with: y may be overwritten.
   WaitForPredecessor();
@@ -263,18 +297,16 @@ __device__ void Consume(const Ring& ring, float* parts, int warp, int lane) {
   int step = 0;
   for (int tile = 0; tile < ring.num_tiles(); ++tile) {
     float sums[kTokenTiles][4] = {};
-    for (int chunk = 0; chunk < ring.chunks; ++chunk, ++step) {
+    for (int chunk = 0; chunk < args.chunks; ++chunk, ++step) {
       const int stage = step % args.num_stages;
       Wait(ring.full + stage, (step / args.num_stages) & 1);
-      if (has_rows) {
-        MultiplyStage<T, kTokenTiles>(ring, ring.Stage(stage), ring.Cols(chunk) / kSliceCols, warp,
-                                      lane, sums);
-      }
+      if (has_rows) MultiplyStage<T, kTokenTiles>(ring, ring.Stage(stage), warp, lane, sums);
       __syncwarp();
       if (lane == 0) Arrive(ring.empty + stage);
     }
-    // Two buffers by turns: whoever writes one has met all others after they read it.
-    FinishTile<T, Out, kTokenTiles>(ring, tile, warp, lane, parts + tile % 2 * kBuffer, sums);
+    if (kBuffers == 1 && tile > 0) ConsumersMeet();
+    float* buffer = parts + tile % kBuffers * PartBufferFloats(kTokenTiles);
+    FinishTile<Out, kTokenTiles>(ring, tile, warp, lane, buffer, sums);
   }
 }
 
@@ -286,8 +318,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_row = static_cast<int>(int64_t{args.n} * blockIdx.x / gridDim.x);
   const int end_row = static_cast<int>(int64_t{args.n} * (blockIdx.x + 1) / gridDim.x);
-  const int chunks = (args.k + args.stage_cols - 1) / args.stage_cols;
-  const Ring ring = {args, shared, full, empty, first_row, end_row - first_row, chunks};
+  const Ring ring = {args, shared, full, empty, first_row, end_row - first_row};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < args.num_stages; ++stage) {
       InitBarrier(full + stage, 1);
@@ -298,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
   LetSuccessorStart();
   if (warp == kConsumers / 32) {
-    Produce(ring, lane);
+    if (lane == 0) Produce(ring);
   } else {
     float* parts = reinterpret_cast<float*>(ring.Stage(args.num_stages));
     Consume<T, Out, kTokenTiles>(ring, parts, warp, lane);
@@ -306,17 +337,18 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // Sizes of tiles and stages; the bytes of shared memory they take.
-int64_t ChooseTiles(int grid, int token_tiles, SkinnyArgs* args) {
+int64_t ChooseTiles(int grid, int64_t k, int token_tiles, SkinnyArgs* args) {
   const int share = (args->n + grid - 1) / grid;
   const int tiles = (share + kMaxTileRows - 1) / kMaxTileRows;
   args->tile_rows = (share + tiles - 1) / tiles;
-  const int64_t stage_rows = args->tile_rows + args->tokens;
-  const int64_t cols = (kStageElements / stage_rows + kStageUnit / 2) / kStageUnit * kStageUnit;
-  const int64_t all_cols = (args->k + kStageUnit - 1) / kStageUnit * kStageUnit;
-  args->stage_cols = static_cast<int>(
-      std::min(all_cols, std::clamp(cols, int64_t{kStageUnit}, int64_t{kMaxStageCols})));
-  const int64_t stage_bytes = stage_rows * (args->stage_cols * 2 + kRowPadBytes);
-  const int64_t parts_bytes = int64_t{2} * kColumnWarps * token_tiles * 8 * kPartStride * 4;
+  args->stage_cols = 2 * kStageUnit;
+  if (StageBytes(args->tile_rows, args->tokens, args->stage_cols) > kLargestWideStage) {
+    args->stage_cols = kStageUnit;
+  }
+  args->chunks = static_cast<int>((k + args->stage_cols - 1) / args->stage_cols);
+  const int64_t stage_bytes = StageBytes(args->tile_rows, args->tokens, args->stage_cols);
+  const int64_t parts_bytes =
+      int64_t{NumPartBuffers(token_tiles)} * PartBufferFloats(token_tiles) * 4;
   args->num_stages =
       static_cast<int>(std::min<int64_t>(kMaxStages, (kSharedBytes - parts_bytes) / stage_bytes));
   LOCKSTEP_CHECK(args->num_stages >= 2);
@@ -325,7 +357,7 @@ int64_t ChooseTiles(int grid, int token_tiles, SkinnyArgs* args) {
 
 bool Is16Bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
-// fn(kernel) for every kernel, or for the one of these types and token tiles.
+// fn(kernel) of these types and token tiles.
 template <typename Fn>
 absl::Status WithKernel(DType dtype, bool f32_out, int token_tiles, const Fn& fn) {
   const auto of = [&]<typename T>() {
@@ -339,17 +371,39 @@ absl::Status WithKernel(DType dtype, bool f32_out, int token_tiles, const Fn& fn
                                : of.template operator()<__half>();
 }
 
-}  // namespace
+using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 
-bool SkinnyLinearSupports(const MatrixView& x, const MatrixView& weight, const MatrixView& y) {
-  constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-  return Is16Bit(x.dtype) && weight.dtype == x.dtype &&
-         (y.dtype == x.dtype || y.dtype == DType::kF32) && x.rows > 0 && x.rows <= kMaxSkinnyRows &&
-         x.cols > 0 && x.cols % kSliceCols == 0 && x.cols < kMaxInt / 4 && weight.rows > 0 &&
-         weight.rows < kMaxInt / 4 && RowsAligned16(x) && RowsAligned16(weight);
+// Boxes of box_rows x box_cols of a matrix of 16-bit elements. In words of 4 bytes, as a box has at
+// most 256 of whatever it counts in.
+absl::Status EncodeBoxes(EncodeTensorMap encode, const MatrixView& m, int box_rows, int box_cols,
+                         CUtensorMap* map) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(m.cols / 2), static_cast<cuuint64_t>(m.rows)};
+  // A single row may have any distance from the next.
+  const cuuint64_t stride_bytes[] = {static_cast<cuuint64_t>(m.rows == 1 ? m.cols : m.stride) * 2};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols / 2),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  const CUresult code =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 2, m.data, sizes, stride_bytes, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code == CUDA_SUCCESS) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrFormat("cuTensorMapEncodeTiled: error %d for boxes [%d, %d] of [%d, %d]",
+                      static_cast<int>(code), box_rows, box_cols, m.rows, m.cols));
 }
 
-absl::Status PrepareSkinnyLinear() {
+}  // namespace
+
+absl::StatusOr<SkinnyLinear> SkinnyLinear::Create(int num_multiprocessors) {
+  SkinnyLinear linear;
+  linear.num_multiprocessors_ = num_multiprocessors;
+  cudaDriverEntryPointQueryResult found;
+  LOCKSTEP_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &linear.encode_, 12000,
+                                                 cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess || linear.encode_ == nullptr) {
+    return absl::FailedPreconditionError("the driver has no cuTensorMapEncodeTiled");
+  }
   // The carveout, too: a multiprocessor that had to change it could not begin one kernel while it
   // ends another.
   const auto allow = [](auto kernel) {
@@ -368,30 +422,35 @@ absl::Status PrepareSkinnyLinear() {
       }
     }
   }
-  return absl::OkStatus();
+  return linear;
 }
 
-absl::Status SkinnyLinear(const MatrixView& x, const MatrixView& weight, const void* bias,
-                          const MatrixView& y, int num_multiprocessors, CudaStream stream,
-                          bool programmatic_launch) {
-  LOCKSTEP_CHECK(SkinnyLinearSupports(x, weight, y));
+bool SkinnyLinear::Supports(const MatrixView& x, const MatrixView& weight, const MatrixView& y) {
+  constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+  return Is16Bit(x.dtype) && weight.dtype == x.dtype &&
+         (y.dtype == x.dtype || y.dtype == DType::kF32) && x.rows > 0 && x.rows <= kMaxRows &&
+         x.cols > 0 && x.cols % 8 == 0 && x.cols < kMaxInt / 4 && weight.rows > 0 &&
+         weight.rows < kMaxInt / 4 && RowsAligned16(x) && RowsAligned16(weight);
+}
+
+absl::Status SkinnyLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
+                               const MatrixView& y, CudaStream stream,
+                               bool programmatic_launch) const {
+  LOCKSTEP_CHECK(Supports(x, weight, y));
   LOCKSTEP_CHECK(x.cols == weight.cols && y.rows == x.rows && y.cols == weight.rows);
-  const int grid = static_cast<int>(std::min<int64_t>(num_multiprocessors, weight.rows));
+  const int grid = static_cast<int>(std::min<int64_t>(num_multiprocessors_, weight.rows));
   const int token_tiles = x.rows <= 8 ? 1 : 2;
-  SkinnyArgs args = {x.data,
-                     weight.data,
-                     bias,
-                     y.data,
-                     x.stride * 2,
-                     weight.stride * 2,
-                     y.stride,
-                     static_cast<int>(weight.rows),
-                     static_cast<int>(x.cols),
-                     static_cast<int>(x.rows),
-                     0,
-                     0,
-                     0};
-  const int64_t shared_bytes = ChooseTiles(grid, token_tiles, &args);
+  SkinnyArgs args = {};
+  args.bias = bias;
+  args.y = y.data;
+  args.y_stride = y.stride;
+  args.n = static_cast<int>(weight.rows);
+  args.tokens = static_cast<int>(x.rows);
+  const int64_t shared_bytes = ChooseTiles(grid, x.cols, token_tiles, &args);
+  const auto encode = reinterpret_cast<EncodeTensorMap>(encode_);
+  LOCKSTEP_RETURN_IF_ERROR(
+      EncodeBoxes(encode, weight, args.tile_rows, args.stage_cols, &args.weight_map));
+  LOCKSTEP_RETURN_IF_ERROR(EncodeBoxes(encode, x, args.tokens, args.stage_cols, &args.x_map));
   const CudaLaunch launch = {stream, programmatic_launch};
   return WithKernel(x.dtype, y.dtype == DType::kF32, token_tiles, [&](auto kernel) {
     return LaunchKernel("launch of a product of few rows", kernel, grid, kThreads, shared_bytes,

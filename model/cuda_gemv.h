@@ -10,22 +10,33 @@
 
 namespace lockstep {
 
-inline constexpr int64_t kMaxSkinnyRows = 16;
+class SkinnyLinear {
+ public:
+  static constexpr int64_t kMaxRows = 16;
 
-// y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], of y's dtype, may be null). 0 < T <= 16, K a
-// multiple of 32, x and weight bfloat16 or float16 with rows that start at multiples of 16 bytes, y
-// of their dtype or float32.
-//
-// Sums are float32 in an order that K alone decides: a row's bits depend neither on T nor on the
-// other rows, nor on the device's size.
-bool SkinnyLinearSupports(const MatrixView& x, const MatrixView& weight, const MatrixView& y);
+  // For the selected device, once it is selected: asks the driver for what encodes tensor maps, and
+  // allows the kernels their shared memory.
+  static absl::StatusOr<SkinnyLinear> Create(int num_multiprocessors);
 
-// Once a device, before SkinnyLinear: allows the kernels their shared memory.
-absl::Status PrepareSkinnyLinear();
+  // 0 < T <= 16; x and weight bfloat16 or float16, rows that start at multiples of 16 bytes, K a
+  // multiple of 8; y of their dtype or float32.
+  static bool Supports(const MatrixView& x, const MatrixView& weight, const MatrixView& y);
 
-// Launches on `stream`; see CudaContext about programmatic_launch.
-absl::Status SkinnyLinear(const MatrixView& x, const MatrixView& weight, const void* bias,
-                          const MatrixView& y, int num_multiprocessors, CudaStream stream,
-                          bool programmatic_launch);
+  // y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], of y's dtype, may be null), of what Supports
+  // takes.
+  //
+  // Sums are float32 in an order that K alone decides: a row's bits depend neither on T nor on the
+  // other rows, nor on the device's size.
+  //
+  // Launches on `stream`; see CudaContext about programmatic_launch.
+  absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
+                   const MatrixView& y, CudaStream stream, bool programmatic_launch) const;
+
+ private:
+  SkinnyLinear() = default;
+
+  int num_multiprocessors_ = 0;
+  void* encode_ = nullptr;  // cuTensorMapEncodeTiled
+};
 
 }  // namespace lockstep

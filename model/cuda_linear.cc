@@ -132,15 +132,13 @@ class Preference {
 
 class CudaLinear::Impl {
  public:
-  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, int num_multiprocessors)
-      : handle_(handle),
-        workspace_(std::move(workspace)),
-        num_multiprocessors_(num_multiprocessors) {}
+  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, const SkinnyLinear& skinny)
+      : handle_(handle), workspace_(std::move(workspace)), skinny_(skinny) {}
   ~Impl() { cublasLtDestroy(handle_); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  int num_multiprocessors() const { return num_multiprocessors_; }
+  const SkinnyLinear& skinny() const { return skinny_; }
 
   absl::Status RunCublasLt(const MatrixView& x, const MatrixView& weight, const void* bias,
                            const MatrixView& y, CudaStream stream);
@@ -152,7 +150,7 @@ class CudaLinear::Impl {
 
   cublasLtHandle_t handle_;
   DeviceBuffer workspace_;
-  int num_multiprocessors_;
+  const SkinnyLinear skinny_;
   std::map<PlanKey, Plan> plans_;
 };
 
@@ -227,11 +225,11 @@ absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int num_multiproc
   LOCKSTEP_CHECK(num_multiprocessors > 0);
   LOCKSTEP_ASSIGN_OR_RETURN(DeviceBuffer workspace,
                             DeviceBuffer::Create(workspace_bytes, "workspace of products"));
-  LOCKSTEP_RETURN_IF_ERROR(PrepareSkinnyLinear());
+  LOCKSTEP_ASSIGN_OR_RETURN(const SkinnyLinear skinny, SkinnyLinear::Create(num_multiprocessors));
   cublasLtHandle_t handle = nullptr;
   LOCKSTEP_CUBLAS(cublasLtCreate(&handle));
   return std::unique_ptr<CudaLinear>(
-      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace), num_multiprocessors)));
+      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace), skinny)));
 }
 
 CudaLinear::CudaLinear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -261,15 +259,14 @@ absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, cons
   LOCKSTEP_CHECK(x.dtype == weight.dtype && (y.dtype == x.dtype || y.dtype == DType::kF32));
   LOCKSTEP_CHECK(x.cols > 0);
   if (y.rows == 0 || y.cols == 0) return absl::OkStatus();
-  const bool supported = SkinnyLinearSupports(x, weight, y);
+  const bool supported = SkinnyLinear::Supports(x, weight, y);
   if (path == LinearPath::kSkinny && !supported) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "the kernel for few rows does not take a product [%d, %d] x [%d, %d]^T of %s", x.rows,
         x.cols, weight.rows, weight.cols, Name(x.dtype)));
   }
   if (supported && path == LinearPath::kSkinny) {
-    return SkinnyLinear(x, weight, bias, y, impl_->num_multiprocessors(), stream,
-                        programmatic_launch);
+    return impl_->skinny().Run(x, weight, bias, y, stream, programmatic_launch);
   }
   return impl_->RunCublasLt(x, weight, bias, y, stream);
 }

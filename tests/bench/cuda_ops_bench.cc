@@ -197,7 +197,7 @@ void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const Dev
       std::printf("%s %8.1f us %3.0f%% | ", name, time * 1e6, 100 * floor / time);
     };
     print("cuBLASLt", seconds(LinearPath::kCublasLt, false));
-    if (rows <= kMaxSkinnyRows) {
+    if (rows <= SkinnyLinear::kMaxRows) {
       print("few rows", seconds(LinearPath::kSkinny, false));
       print("programmatic", seconds(LinearPath::kSkinny, true));
       std::printf("apart %.1e", LargestDifference(bench, x, weight(0), bias, y));

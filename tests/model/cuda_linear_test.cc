@@ -124,6 +124,9 @@ TEST_F(CudaLinearTest, SkinnyMatchesDoublePrecision) {
                                  {1, 2304, 3584},
                                  {13, 700, 4864},
                                  {1, 37888, 96},
+                                 {3, 50, 8},
+                                 {6, 2300, 1000},
+                                 {12, 140, 2312},
                                  {5, 1025, 1024}}) {
         Check(shape, dtype, dtype, LinearPath::kSkinny, programmatic);
         Check(shape, dtype, DType::kF32, LinearPath::kSkinny, programmatic);
