@@ -44,9 +44,9 @@ constexpr int kStageAlignment = 128;  // of a tensor copy
 // Stride of a token's partial sums, in floats: lanes of a warp (8 rows of 4 even tokens) hit each
 // bank once, as 2 * 36 mod 32 = 8.
 constexpr int kPartStride = kMaxTileRows + 4;
-// Two blocks fit a multiprocessor: (228 KB - 2 * 1 KB that the system takes) / 2 = 113 KB each,
-// less the barriers.
-constexpr int kSharedBytes = 112 * 1024;
+// A block may have 227 KB. Two blocks fit a multiprocessor at (228 KB - 2 * 1 KB that the system
+// takes) / 2 = 113 KB each, less the barriers.
+constexpr int kMaxSharedKib = 224;
 // A stage of two units at most: enough stages must fit for some 64 KB to be on their way.
 constexpr int64_t kLargestWideStage = 20 * 1024;
 
@@ -337,20 +337,22 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // Sizes of tiles and stages; the bytes of shared memory they take.
-int64_t ChooseTiles(int grid, int64_t k, int token_tiles, SkinnyArgs* args) {
+int64_t ChooseTiles(int grid, int64_t k, int token_tiles, const SkinnyTuning& tuning,
+                    SkinnyArgs* args) {
   const int share = (args->n + grid - 1) / grid;
-  const int tiles = (share + kMaxTileRows - 1) / kMaxTileRows;
+  const int tiles = (share + tuning.max_tile_rows - 1) / tuning.max_tile_rows;
   args->tile_rows = (share + tiles - 1) / tiles;
-  args->stage_cols = 2 * kStageUnit;
-  if (StageBytes(args->tile_rows, args->tokens, args->stage_cols) > kLargestWideStage) {
-    args->stage_cols = kStageUnit;
+  args->stage_cols = tuning.stage_cols;
+  if (args->stage_cols == 0) {
+    const int wide = StageBytes(args->tile_rows, args->tokens, 2 * kStageUnit);
+    args->stage_cols = wide <= kLargestWideStage ? 2 * kStageUnit : kStageUnit;
   }
   args->chunks = static_cast<int>((k + args->stage_cols - 1) / args->stage_cols);
   const int64_t stage_bytes = StageBytes(args->tile_rows, args->tokens, args->stage_cols);
   const int64_t parts_bytes =
       int64_t{NumPartBuffers(token_tiles)} * PartBufferFloats(token_tiles) * 4;
-  args->num_stages =
-      static_cast<int>(std::min<int64_t>(kMaxStages, (kSharedBytes - parts_bytes) / stage_bytes));
+  args->num_stages = static_cast<int>(
+      std::min<int64_t>(kMaxStages, (tuning.shared_kib * 1024 - parts_bytes) / stage_bytes));
   LOCKSTEP_CHECK(args->num_stages >= 2);
   return args->num_stages * stage_bytes + parts_bytes;
 }
@@ -376,17 +378,22 @@ using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 // Boxes of box_rows x box_cols of a matrix of 16-bit elements. In words of 4 bytes, as a box has at
 // most 256 of whatever it counts in.
 absl::Status EncodeBoxes(EncodeTensorMap encode, const MatrixView& m, int box_rows, int box_cols,
-                         CUtensorMap* map) {
+                         int l2_promotion_bytes, CUtensorMap* map) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(m.cols / 2), static_cast<cuuint64_t>(m.rows)};
   // A single row may have any distance from the next.
   const cuuint64_t stride_bytes[] = {static_cast<cuuint64_t>(m.rows == 1 ? m.cols : m.stride) * 2};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols / 2),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
+  const CUtensorMapL2promotion promotion =
+      l2_promotion_bytes == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+      : l2_promotion_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+      : l2_promotion_bytes == 64  ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
+                                  : CU_TENSOR_MAP_L2_PROMOTION_NONE;
   const CUresult code =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 2, m.data, sizes, stride_bytes, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, promotion,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code == CUDA_SUCCESS) return absl::OkStatus();
   return absl::InternalError(
       absl::StrFormat("cuTensorMapEncodeTiled: error %d for boxes [%d, %d] of [%d, %d]",
@@ -407,9 +414,10 @@ absl::StatusOr<SkinnyLinear> SkinnyLinear::Create(int num_multiprocessors) {
   // The carveout, too: a multiprocessor that had to change it could not begin one kernel while it
   // ends another.
   const auto allow = [](auto kernel) {
-    const absl::Status status = CudaStatus(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "shared memory of a product");
+    const absl::Status status =
+        CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        kMaxSharedKib * 1024),
+                   "shared memory of a product");
     if (!status.ok()) return status;
     return CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                            cudaSharedmemCarveoutMaxShared),
@@ -434,8 +442,11 @@ bool SkinnyLinear::Supports(const MatrixView& x, const MatrixView& weight, const
 }
 
 absl::Status SkinnyLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                               const MatrixView& y, CudaStream stream,
-                               bool programmatic_launch) const {
+                               const MatrixView& y, CudaStream stream, bool programmatic_launch,
+                               const SkinnyTuning& tuning) const {
+  LOCKSTEP_CHECK(tuning.shared_kib <= kMaxSharedKib && tuning.max_tile_rows > 0 &&
+                 tuning.max_tile_rows <= kMaxTileRows && tuning.stage_cols % kStageUnit == 0 &&
+                 tuning.stage_cols <= 2 * kStageUnit);
   LOCKSTEP_CHECK(Supports(x, weight, y));
   LOCKSTEP_CHECK(x.cols == weight.cols && y.rows == x.rows && y.cols == weight.rows);
   const int grid = static_cast<int>(std::min<int64_t>(num_multiprocessors_, weight.rows));
@@ -446,11 +457,12 @@ absl::Status SkinnyLinear::Run(const MatrixView& x, const MatrixView& weight, co
   args.y_stride = y.stride;
   args.n = static_cast<int>(weight.rows);
   args.tokens = static_cast<int>(x.rows);
-  const int64_t shared_bytes = ChooseTiles(grid, x.cols, token_tiles, &args);
+  const int64_t shared_bytes = ChooseTiles(grid, x.cols, token_tiles, tuning, &args);
   const auto encode = reinterpret_cast<EncodeTensorMap>(encode_);
+  LOCKSTEP_RETURN_IF_ERROR(EncodeBoxes(encode, weight, args.tile_rows, args.stage_cols,
+                                       tuning.l2_promotion_bytes, &args.weight_map));
   LOCKSTEP_RETURN_IF_ERROR(
-      EncodeBoxes(encode, weight, args.tile_rows, args.stage_cols, &args.weight_map));
-  LOCKSTEP_RETURN_IF_ERROR(EncodeBoxes(encode, x, args.tokens, args.stage_cols, &args.x_map));
+      EncodeBoxes(encode, x, args.tokens, args.stage_cols, tuning.l2_promotion_bytes, &args.x_map));
   const CudaLaunch launch = {stream, programmatic_launch};
   return WithKernel(x.dtype, y.dtype == DType::kF32, token_tiles, [&](auto kernel) {
     return LaunchKernel("launch of a product of few rows", kernel, grid, kThreads, shared_bytes,

@@ -10,6 +10,16 @@
 
 namespace lockstep {
 
+// How the weights travel; the defaults are the best that was measured (tests/bench/cuda_ops_bench).
+struct SkinnyTuning {
+  // Of a block. Two blocks of 112 KB fit a multiprocessor, so the next kernel begins while one
+  // ends; at most 224.
+  int shared_kib = 112;
+  int stage_cols = 0;  // 256 or 512; 0: by the size of a stage
+  int max_tile_rows = 32;
+  int l2_promotion_bytes = 256;  // what L2 fetches at least: 0, 64, 128 or 256
+};
+
 class SkinnyLinear {
  public:
   static constexpr int64_t kMaxRows = 16;
@@ -30,7 +40,8 @@ class SkinnyLinear {
   //
   // Launches on `stream`; see CudaContext about programmatic_launch.
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream, bool programmatic_launch) const;
+                   const MatrixView& y, CudaStream stream, bool programmatic_launch,
+                   const SkinnyTuning& tuning = {}) const;
 
  private:
   SkinnyLinear() = default;

@@ -1,11 +1,12 @@
 // Products and operators on the GPU beside what its memory and tensor cores can do.
 //
-//   cuda_ops_bench [linear] [ops] [step]        default: all three
+//   cuda_ops_bench [step] [ops] [linear] [tune]        default: all but the last
 //
 // linear  Qwen2.5-7B's products on 1 and 2 GPUs: the kernel for few rows and cuBLASLt, bfloat16
 // ops     the operators between them
 // step    all products and operators of a decode step but attention and sums over ranks, one after
 //         the other, with and without programmatic launches
+// tune    the kernel for few rows in several sizes of its parts
 //
 // Each number is the median of graph launches in which the same work is done many times, each time
 // on other weights, all of them together far larger than the L2 cache. The floor is what takes
@@ -219,6 +220,48 @@ void BenchLinear(Bench& bench) {
   }
 }
 
+void BenchTune(Bench& bench) {
+  const SkinnyLinear skinny = OrDie(SkinnyLinear::Create(bench.Context(false).num_multiprocessors));
+  const DeviceBuffer weights = bench.Random(int64_t{4} << 30, 0.03f);
+  const DeviceBuffer xs = bench.Random(SkinnyLinear::kMaxRows * kInner * 2, 1);
+  const DeviceBuffer ys = bench.Random(SkinnyLinear::kMaxRows * kVocab * 4, 1);
+  const SkinnyTuning tunings[] = {{},
+                                  {.shared_kib = 224},
+                                  {.stage_cols = 256},
+                                  {.stage_cols = 512},
+                                  {.shared_kib = 224, .stage_cols = 512},
+                                  {.max_tile_rows = 16},
+                                  {.shared_kib = 224, .max_tile_rows = 16},
+                                  {.l2_promotion_bytes = 128},
+                                  {.l2_promotion_bytes = 0}};
+  for (const int64_t ranks : {1, 2}) {
+    for (const Product& product : ProductsOf(ranks)) {
+      for (const int64_t rows : {1, 8, 16}) {
+        const int64_t weight_bytes = product.n * product.k * 2;
+        const int64_t copies = weights.size_bytes() / weight_bytes;
+        const double floor = FloorSeconds(static_cast<double>(weight_bytes), 0);
+        const int count = static_cast<int>(std::clamp(2e-3 / floor, 3.0, 200.0));
+        std::printf("%-8s tp%d T %2d, floor %6.1f |", product.name, static_cast<int>(ranks),
+                    static_cast<int>(rows), floor * 1e6);
+        for (const SkinnyTuning& tuning : tunings) {
+          const double time = bench.Seconds(count, [&](int i) {
+            return skinny.Run(
+                Matrix(xs.data(), rows, product.k),
+                Matrix(weights.as<char>() + i % copies * weight_bytes, product.n, product.k),
+                nullptr, Matrix(ys.data(), rows, product.n, product.out_dtype), bench.stream(),
+                true, tuning);
+          });
+          std::printf(" %dK %dc %dr L%d: %.1f us %.0f%% |", tuning.shared_kib, tuning.stage_cols,
+                      tuning.max_tile_rows, tuning.l2_promotion_bytes, time * 1e6,
+                      100 * floor / time);
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
 // Buffers are reused only after some hundred MB, or as much as there is.
 class Rotation {
  public:
@@ -378,11 +421,12 @@ int Main(int argc, char** argv) {
   const struct {
     const char* name;
     void (*run)(Bench&);
-  } parts[] = {{"step", BenchStep}, {"ops", BenchOps}, {"linear", BenchLinear}};
+  } parts[] = {
+      {"step", BenchStep}, {"ops", BenchOps}, {"linear", BenchLinear}, {"tune", BenchTune}};
   for (int i = 1; i < argc; ++i) {
     if (std::none_of(std::begin(parts), std::end(parts),
                      [&](const auto& part) { return std::strcmp(part.name, argv[i]) == 0; })) {
-      std::fprintf(stderr, "usage: cuda_ops_bench [linear] [ops] [step]\n");
+      std::fprintf(stderr, "usage: cuda_ops_bench [step] [ops] [linear] [tune]\n");
       return 2;
     }
   }
@@ -390,7 +434,7 @@ int Main(int argc, char** argv) {
   for (const auto& part : parts) {
     const bool named = std::any_of(
         argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, part.name) == 0; });
-    if (argc == 1 || named) part.run(bench);
+    if (named || (argc == 1 && part.run != BenchTune)) part.run(bench);
   }
   return 0;
 }
