@@ -10,6 +10,7 @@
 #include "model/checkpoint/tensor_names.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_sum.h"
 #include "model/cuda_weights.h"
 #include "model/rope.h"
 #include "runtime/core/cuda_errors.h"
@@ -221,8 +222,15 @@ class CudaDecoder : public Decoder {
                           const MatrixView& logits) const;
   int64_t GraphBatchSize(const ForwardBatch& batch) const;
   absl::Status Launch(const StepSize& size, const KvPool& pool);
-  absl::Status LaunchLayer(const CudaLayer& layer, const KvCacheView& cache, bool is_first,
-                           const StepSize& size, const CudaAttentionBatch& batch);
+  absl::Status LaunchLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
+                           const CudaAttentionBatch& batch);
+  absl::Status LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
+                               const MatrixView& attended, const KvCacheView& cache,
+                               const CudaAttentionBatch& batch);
+  bool SumsInPeerMemory(const StepSize& size) const;
+  MatrixView Partial(const StepSize& size, int64_t sum) const;
+  absl::Status SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
+                          const MatrixView& out);
   absl::Status SumOverRanks(const MatrixView& m);
   MatrixView View(const DeviceBuffer& buffer, int64_t rows, int64_t cols) const {
     return {buffer.data(), options_.dtype, rows, cols, cols};
@@ -434,54 +442,109 @@ absl::Status CudaDecoder::SumOverRanks(const MatrixView& m) {
   return rank_.nccl->AllReduceSum(m.data, m.rows * m.cols, m.dtype, rank_.stream);
 }
 
+// A step has 2L + 1 sums over ranks: of the embedding, and in each layer of o and of down. For few
+// rows, where the ranks read each other's memory, one kernel makes the sum and the norm behind it.
+bool CudaDecoder::SumsInPeerMemory(const StepSize& size) const {
+  return rank_.peers != nullptr && SumAddRmsNormSupports(config_.hidden_size, options_.dtype) &&
+         size.tokens * config_.hidden_size * SizeOf(options_.dtype) <= rank_.peers->window_bytes();
+}
+
+// The windows alternate; the last sum takes the third one, because the next step begins with the
+// first.
+int WindowOf(int64_t sum, int64_t num_layers) {
+  return sum == 2 * num_layers ? 2 : static_cast<int>(sum % 2);
+}
+
+// Where this rank's part of a sum goes.
+MatrixView CudaDecoder::Partial(const StepSize& size, int64_t sum) const {
+  MatrixView partial =
+      View(sum == 0 ? scratch_.hidden : scratch_.delta, size.tokens, config_.hidden_size);
+  if (SumsInPeerMemory(size)) {
+    partial.data = rank_.peers->window(WindowOf(sum, config_.num_layers));
+  }
+  return partial;
+}
+
+// The ranks' parts become the residual stream (sum 0) or are added to it; out is its norm: of all
+// rows, or behind the last sum of those whose logits are wanted.
+absl::Status CudaDecoder::SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
+                                     const MatrixView& out) {
+  const float eps = static_cast<float>(config_.rms_norm_eps);
+  const MatrixView hidden = View(scratch_.hidden, size.tokens, config_.hidden_size);
+  const int32_t* const rows = sum == 2 * config_.num_layers ? inputs_.logits_rows() : nullptr;
+  if (SumsInPeerMemory(size)) {
+    return SumAddRmsNorm(*rank_.peers, WindowOf(sum, config_.num_layers),
+                         sum == 0 ? ResidualUse::kReplace : ResidualUse::kAdd, hidden, rows,
+                         norm.values(), eps, out, context());
+  }
+  const MatrixView partial = Partial(size, sum);
+  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(partial));
+  if (sum == 0) return RmsNorm(hidden, norm.values(), eps, out, context());
+  if (rows == nullptr) return AddRmsNorm(hidden, partial, norm.values(), eps, out, context());
+  return AddRmsNormRows(hidden, partial, rows, norm.values(), eps, out, context());
+}
+
 // Everything between the step's arrays and its logits, on the device.
 absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
   batch.may_have_prefill = !size.decode_only;
-  const MatrixView hidden = View(scratch_.hidden, size.tokens, config_.hidden_size);
-  const MatrixView delta = View(scratch_.delta, size.tokens, config_.hidden_size);
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(
-      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, hidden, context()));
-  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(hidden));
+      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
+  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
+                                      View(scratch_.normed, size.tokens, config_.hidden_size)));
   for (int64_t l = 0; l < config_.num_layers; ++l) {
-    LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(layers_[l], pool.Layer(l), l == 0, size, batch));
+    LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(l, pool.Layer(l), size, batch));
   }
   const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
-  LOCKSTEP_RETURN_IF_ERROR(
-      AddRmsNormRows(hidden, delta, inputs_.logits_rows(), final_norm_.values(),
-                     static_cast<float>(config_.rms_norm_eps), last, context()));
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
   return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
 }
 
-absl::Status CudaDecoder::LaunchLayer(const CudaLayer& layer, const KvCacheView& cache,
-                                      bool is_first, const StepSize& size,
+// From the normed residual stream to that of the next layer, or to the rows whose logits are
+// wanted.
+absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
                                       const CudaAttentionBatch& batch) {
+  const CudaLayer& layer = layers_[l];
   const int64_t rows = size.tokens;
-  const float eps = static_cast<float>(config_.rms_norm_eps);
   const int64_t intermediate = part_.intermediate.size();
-  const int64_t qkv_cols = q_cols() + 2 * kv_cols();
-  const MatrixView hidden = View(scratch_.hidden, rows, config_.hidden_size);
   const MatrixView normed = View(scratch_.normed, rows, config_.hidden_size);
-  const MatrixView delta = View(scratch_.delta, rows, config_.hidden_size);
-  const MatrixView qkv = View(scratch_.qkv, rows, qkv_cols);
+  const MatrixView qkv = View(scratch_.qkv, rows, q_cols() + 2 * kv_cols());
   const MatrixView attended = View(scratch_.attended, rows, q_cols());
   const MatrixView gate_up = View(scratch_.gate_up, rows, 2 * intermediate);
   const MatrixView activated = View(scratch_.activated, rows, intermediate);
 
   LOCKSTEP_RETURN_IF_ERROR(
-      is_first ? RmsNorm(hidden, layer.input_norm.values(), eps, normed, context())
-               : AddRmsNorm(hidden, delta, layer.input_norm.values(), eps, normed, context()));
-  LOCKSTEP_RETURN_IF_ERROR(
       Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, batch));
+  const int64_t o_sum = 2 * l + 1;
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context()));
+  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, o_sum, layer.post_attention_norm, normed));
+
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
+  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
+  LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
+                                  Partial(size, o_sum + 1), context()));
+  if (l + 1 < config_.num_layers) {
+    return SumAndNorm(size, o_sum + 1, layers_[l + 1].input_norm, normed);
+  }
+  return SumAndNorm(size, o_sum + 1, final_norm_,
+                    View(scratch_.last, size.logits_rows, config_.hidden_size));
+}
+
+absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
+                                          const MatrixView& attended, const KvCacheView& cache,
+                                          const CudaAttentionBatch& batch) {
   const bool dynamic = config_.rope.type == RopeType::kDynamic;
   const RopeTable rope{.cos = dynamic ? inputs_.cos() : rope_cos_.as<float>(),
                        .sin = dynamic ? inputs_.sin() : rope_sin_.as<float>(),
                        .rows = dynamic ? nullptr : inputs_.positions(),
                        .rotary_dim = rope_.rotary_dim()};
-  const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(), eps};
+  const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(),
+                           static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_RETURN_IF_ERROR(NormRopeHeads(qkv, part_.query_heads.size(), part_.kv_heads.size(),
                                          config_.head_dim, head_norm, rope, context()));
   char* const columns = static_cast<char*>(qkv.data);
@@ -489,23 +552,10 @@ absl::Status CudaDecoder::LaunchLayer(const CudaLayer& layer, const KvCacheView&
   const CudaKvRows kv{.keys = columns + q_cols() * element,
                       .values = columns + (q_cols() + kv_cols()) * element,
                       .dtype = options_.dtype,
-                      .row_stride = qkv_cols};
+                      .row_stride = qkv.stride};
   LOCKSTEP_RETURN_IF_ERROR(CudaWriteKv(batch, kv, cache, rank_.stream));
-  LOCKSTEP_RETURN_IF_ERROR(
-      layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv_cols}, cache,
-                              {attended.data, options_.dtype, q_cols()}, rank_.stream));
-  LOCKSTEP_RETURN_IF_ERROR(
-      Linear(attended, layer.o.view, layer.o_bias.view.data, delta, context()));
-  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(delta));
-
-  LOCKSTEP_RETURN_IF_ERROR(
-      AddRmsNorm(hidden, delta, layer.post_attention_norm.values(), eps, normed, context()));
-  LOCKSTEP_RETURN_IF_ERROR(
-      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
-  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
-  LOCKSTEP_RETURN_IF_ERROR(
-      Linear(activated, layer.down.view, layer.down_bias.view.data, delta, context()));
-  return SumOverRanks(delta);
+  return layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv.stride}, cache,
+                                 {attended.data, options_.dtype, attended.stride}, rank_.stream);
 }
 
 }  // namespace

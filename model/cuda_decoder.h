@@ -6,6 +6,7 @@
 
 #include "model/decoder.h"
 #include "parallel/nccl_communicator.h"
+#include "parallel/peer_windows.h"
 #include "runtime/core/cuda_device.h"
 
 namespace lockstep {
@@ -24,6 +25,8 @@ struct CudaDecoderOptions {
 struct CudaRankContext {
   CudaStream stream = nullptr;
   NcclCommunicator* nccl = nullptr;  // null: one rank
+  // Null: one rank, or ranks that do not read each other's memory; NCCL then makes every sum.
+  const PeerWindows* peers = nullptr;
   CudaDeviceInfo info;
 };
 

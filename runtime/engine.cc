@@ -18,6 +18,10 @@ namespace lockstep {
 
 namespace {
 
+// Rows up to which one kernel over the GPUs' own memory beats NCCL and a norm: at 1024 rows of 3584
+// bfloat16 28 us against 50 (2 H200).
+constexpr int64_t kMaxPeerRows = 1024;
+
 absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   if (value >= min && value <= kMax) return absl::OkStatus();
@@ -86,6 +90,7 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
       .graphs = options.cuda_graphs};
   const CudaRankContext context{.stream = parts.cuda->stream.get(),
                                 .nccl = parts.cuda->nccl.get(),
+                                .peers = parts.cuda->peers.get(),
                                 .info = parts.cuda->binding.info};
   LOCKSTEP_ASSIGN_OR_RETURN(parts.decoder,
                             LoadCudaDecoder(source, partition, communicator.rank(), decoder_options,
@@ -213,7 +218,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   const bool on_cuda = device == DeviceKind::kCuda;
   if (on_cuda) {
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
-    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator));
+    const int64_t window_bytes = std::min(options.max_num_batched_tokens, kMaxPeerRows) *
+                                 config.hidden_size * SizeOf(options.dtype);
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes));
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", [&] {
                                    const auto load = on_cuda ? LoadCudaParts : LoadParts;

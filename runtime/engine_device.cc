@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/core/log.h"
+
 namespace lockstep {
 
 absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& communicator) {
@@ -15,15 +17,29 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
   return everywhere ? DeviceKind::kCuda : DeviceKind::kCpu;
 }
 
-absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator) {
+absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
+                                                       int64_t window_bytes) {
   auto seat = std::make_unique<CudaSeat>();
   LOCKSTEP_ASSIGN_OR_RETURN(seat->binding, BindCudaDevice(communicator));
   auto stream = OwnedCudaStream::Create();
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, stream.status()));
   seat->stream = *std::move(stream);
-  if (communicator.size() > 1) {
-    LOCKSTEP_ASSIGN_OR_RETURN(seat->nccl,
-                              NcclCommunicator::Create(communicator, seat->binding.device));
+  if (communicator.size() == 1) return seat;
+  LOCKSTEP_ASSIGN_OR_RETURN(seat->nccl,
+                            NcclCommunicator::Create(communicator, seat->binding.device));
+  auto peers = PeerWindows::Create(communicator, window_bytes);
+  const bool leads = communicator.rank() == 0;
+  if (peers.ok()) {
+    seat->peers = *std::move(peers);
+    if (leads) {
+      LogInfo(absl::StrFormat(
+          "sums over ranks: one kernel with the norm behind it over the GPUs' own memory, for "
+          "steps of up to %.1f MiB; NCCL %s beyond",
+          static_cast<double>(window_bytes) / 1048576.0, NcclCommunicator::Version()));
+    }
+  } else if (leads) {
+    LogInfo(absl::StrFormat("sums over ranks: NCCL %s, because %s", NcclCommunicator::Version(),
+                            std::string(peers.status().message())));
   }
   return seat;
 }

@@ -6,6 +6,7 @@
 #include "parallel/communicator.h"
 #include "parallel/cuda_ranks.h"
 #include "parallel/nccl_communicator.h"
+#include "parallel/peer_windows.h"
 #include "runtime/core/cuda_device.h"
 #include "runtime/engine.h"
 
@@ -19,9 +20,12 @@ struct CudaSeat {
   CudaBinding binding;
   OwnedCudaStream stream;
   std::unique_ptr<NcclCommunicator> nccl;  // null: one rank
+  std::unique_ptr<PeerWindows> peers;      // null: one rank, or GPUs that do not reach each other
 };
 
-// COLLECTIVE. One GPU a rank, a stream, and NCCL between them; errors are the same on all ranks.
-absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator);
+// COLLECTIVE. One GPU a rank, a stream, NCCL between them, and, where they can, windows of
+// `window_bytes` into each other's memory; rank 0 logs which. Errors are the same on all ranks.
+absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
+                                                       int64_t window_bytes);
 
 }  // namespace lockstep
