@@ -17,6 +17,11 @@
 namespace lockstep {
 namespace {
 
+// Of no bytes, either pointer may be null: an empty vector has no memory.
+void CopyBytes(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 constexpr int64_t kCacheLine = 64;
 constexpr int kSpins = 50;
 constexpr int kMaxRanks = 1024;
@@ -206,7 +211,7 @@ absl::Status SharedCollectives::AllReduceSum(float* data, int64_t count) {
 
 absl::Status SharedCollectives::SumRound(float* data, int64_t count) {
   BeginRound(Op::kAllReduce, count * int64_t{sizeof(float)});
-  std::memcpy(SlotData(rank_), data, count * sizeof(float));
+  CopyBytes(SlotData(rank_), data, count * sizeof(float));
   LOCKSTEP_RETURN_IF_ERROR(Meet());
   const float* parts[kMaxRanks];
   for (int r = 0; r < size_; ++r) parts[r] = reinterpret_cast<const float*>(SlotData(r));
@@ -226,8 +231,8 @@ absl::Status SharedCollectives::SumRound(float* data, int64_t count) {
   LOCKSTEP_RETURN_IF_ERROR(WaitForOthers());
   for (int r = 0; r < size_; ++r) {
     const int64_t part = border(r);
-    std::memcpy(data + part, reinterpret_cast<const float*>(SlotData(r)) + part,
-                (border(r + 1) - part) * sizeof(float));
+    CopyBytes(data + part, reinterpret_cast<const float*>(SlotData(r)) + part,
+              (border(r + 1) - part) * sizeof(float));
   }
   return absl::OkStatus();
 }
@@ -248,7 +253,7 @@ absl::Status SharedCollectives::GatherRound(Op op, const void* send,
   if (recv == nullptr) return absl::OkStatus();
   uint8_t* out = static_cast<uint8_t*>(recv) + offset;
   for (int r = 0; r < size_; ++r) {
-    if (const int64_t n = piece(r); n > 0) std::memcpy(out, SlotData(r), n);
+    CopyBytes(out, SlotData(r), piece(r));
     out += bytes_per_rank[r];
   }
   return absl::OkStatus();
@@ -284,9 +289,9 @@ absl::Status SharedCollectives::Broadcast(void* data, int64_t bytes, int root) {
     const int64_t n = std::min(slot_bytes_, bytes - offset);
     BeginRound(Op::kBroadcast, bytes);
     uint8_t* piece = static_cast<uint8_t*>(data) + offset;
-    if (rank_ == root) std::memcpy(SlotData(root), piece, n);
+    if (rank_ == root) CopyBytes(SlotData(root), piece, n);
     LOCKSTEP_RETURN_IF_ERROR(Meet());
-    if (rank_ != root) std::memcpy(piece, SlotData(root), n);
+    if (rank_ != root) CopyBytes(piece, SlotData(root), n);
     offset += n;
   } while (offset < bytes);
   return absl::OkStatus();
