@@ -1,6 +1,6 @@
 # The CUDA part: built where a toolkit is found, with cuBLAS and NCCL; absent elsewhere, and the program says so.
 #   LOCKSTEP_CUDA OFF (default, until the engine runs on it) | AUTO | ON      CMAKE_CUDA_ARCHITECTURES, default 90a (H100, H200)
-# Sets LOCKSTEP_HAS_CUDA. Included before any target; languages are enabled here.
+# Sets LOCKSTEP_HAS_CUDA. Included before any target; languages are enabled here. LockstepDependencies.cmake finds the libraries.
 set(LOCKSTEP_CUDA OFF CACHE STRING "Build the CUDA part: AUTO (where a toolkit is found), ON or OFF")
 set_property(CACHE LOCKSTEP_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_HAS_CUDA OFF)
@@ -34,10 +34,5 @@ if(LOCKSTEP_HAS_CUDA)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-  find_package(CUDAToolkit REQUIRED)
-  add_library(lockstep_dep_nccl UNKNOWN IMPORTED GLOBAL)
-  set_target_properties(lockstep_dep_nccl PROPERTIES
-    IMPORTED_LOCATION ${LOCKSTEP_NCCL_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${LOCKSTEP_NCCL_INCLUDE_DIR})
-  add_library(lockstep_dep::nccl ALIAS lockstep_dep_nccl)
 endif()
 message(STATUS "CUDA part: ${LOCKSTEP_HAS_CUDA}")

@@ -45,8 +45,8 @@ endforeach()
 
 # lockstep_import(NAME HEADER ARCHIVE [DEFINITION...]): lockstep_dep::NAME, for a library that has no CMake package of its own.
 macro(lockstep_import name header archive)
-  find_path(LOCKSTEP_${name}_INCLUDE_DIR ${header})
-  find_library(LOCKSTEP_${name}_LIBRARY NAMES ${archive})
+  find_path(LOCKSTEP_${name}_INCLUDE_DIR ${header} HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(LOCKSTEP_${name}_LIBRARY NAMES ${archive} HINTS ${CUDAToolkit_LIBRARY_DIR})
   mark_as_advanced(LOCKSTEP_${name}_INCLUDE_DIR LOCKSTEP_${name}_LIBRARY)
   if(NOT LOCKSTEP_${name}_INCLUDE_DIR OR NOT LOCKSTEP_${name}_LIBRARY)
     set(_missing "${header} and ${archive} were not found: install the development package of ${name}")
@@ -63,6 +63,10 @@ macro(lockstep_import name header archive)
       INTERFACE_INCLUDE_DIRECTORIES ${LOCKSTEP_${name}_INCLUDE_DIR} INTERFACE_COMPILE_DEFINITIONS "${ARGN}")
   endif()
 endmacro()
+if(LOCKSTEP_HAS_CUDA)  # set by LockstepCuda.cmake or by the package
+  lockstep_find(CUDAToolkit)
+  lockstep_import(nccl nccl.h nccl)
+endif()
 lockstep_import(pcre2 pcre2.h libpcre2-8.a)
 lockstep_import(utf8proc utf8proc.h libutf8proc.a UTF8PROC_STATIC)
 
