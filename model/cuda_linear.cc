@@ -36,6 +36,11 @@ cudaDataType_t DataType(DType dtype) {
   return CUDA_R_32F;
 }
 
+// LinearPath::kAuto gives products of up to so many rows to the kernel for few rows. 0: none, as
+// cuBLASLt was faster on an H200 (cuda_ops_bench linear) than that kernel's first form, a bulk copy
+// a row; its present form was not measured yet.
+constexpr int64_t kAutoSkinnyRows = 0;
+
 // Numbers of rows that share an algorithm: the largest of them, for which it is chosen. Each number
 // of a small batch has its own.
 int64_t RowBucket(int64_t rows) {
@@ -265,7 +270,8 @@ absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, cons
         "the kernel for few rows does not take a product [%d, %d] x [%d, %d]^T of %s", x.rows,
         x.cols, weight.rows, weight.cols, Name(x.dtype)));
   }
-  if (supported && path == LinearPath::kSkinny) {
+  const bool automatic = path == LinearPath::kAuto && x.rows <= kAutoSkinnyRows;
+  if (supported && (path == LinearPath::kSkinny || automatic)) {
     return impl_->skinny().Run(x, weight, bias, y, stream, programmatic_launch);
   }
   return impl_->RunCublasLt(x, weight, bias, y, stream);

@@ -29,7 +29,7 @@ struct LinearShape {
   bool has_bias = false;
 };
 
-// Who computes it: kAuto takes the faster one by measurements (cuda_linear.cc).
+// Who computes it: kAuto takes what was measured to be faster (cuda_linear.cc, kAutoSkinnyRows).
 enum class LinearPath {
   kAuto,
   kCublasLt,
