@@ -14,7 +14,8 @@ int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t PlanBytes(const CudaAttentionWorkspace::Options& o) {
   return static_cast<int64_t>(sizeof(DecodePlanHeader)) +
-         o.max_num_requests * o.max_splits * static_cast<int64_t>(sizeof(DecodeItem));
+         o.max_num_requests * (static_cast<int64_t>(sizeof(DecodeMerge)) +
+                               o.max_splits * static_cast<int64_t>(sizeof(DecodeItem)));
 }
 
 // Per (request, query head, split): D values, and their largest logit and sum.
@@ -24,12 +25,6 @@ int64_t NumPartials(const CudaAttentionWorkspace::Options& o) {
 
 int64_t PartialBytes(const CudaAttentionWorkspace::Options& o) {
   return NumPartials(o) * (o.head_dim + 2) * static_cast<int64_t>(sizeof(float));
-}
-
-// A KV head takes ceil(group / kDecodeHeadTile) head tiles: at most one more than full ones.
-int64_t ArrivalBytes(const CudaAttentionWorkspace::Options& o) {
-  return o.max_num_requests * (o.num_kv_heads + o.num_query_heads / kDecodeHeadTile) *
-         static_cast<int64_t>(sizeof(int32_t));
 }
 
 absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
@@ -45,11 +40,17 @@ absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
     return absl::InvalidArgumentError(
         absl::StrFormat("CUDA attention workspace: %s is %d", size.name, size.value));
   }
-  if (o.max_splits > kMaxSplits || o.min_split_keys % kSplitMultiple != 0) {
+  if (o.max_splits > kMaxSplits || o.min_split_keys % kDecodeKeyTile != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "CUDA attention workspace: max_splits %d is above %d, or min_split_keys %d is not a "
         "multiple of %d",
-        o.max_splits, kMaxSplits, o.min_split_keys, kSplitMultiple));
+        o.max_splits, kMaxSplits, o.min_split_keys, kDecodeKeyTile));
+  }
+  if (o.max_num_requests * o.max_splits * std::max<int64_t>(kMaxHeadTiles, o.num_query_heads) >=
+      int64_t{1} << 31) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("CUDA attention workspace: %d requests of %d parts are too many",
+                        o.max_num_requests, o.max_splits));
   }
   if (o.sliding_windows.empty() || std::ssize(o.sliding_windows) > kMaxPlanWindows) {
     return absl::InvalidArgumentError(
@@ -172,8 +173,7 @@ void FillHeadTiles(const AttentionGeometry& g, DecodeParams& params) {
 }  // namespace
 
 int64_t CudaAttentionWorkspace::SizeBytes(const Options& options) {
-  return PlanBytes(options) * std::ssize(options.sliding_windows) + PartialBytes(options) +
-         ArrivalBytes(options);
+  return PlanBytes(options) * std::ssize(options.sliding_windows) + PartialBytes(options);
 }
 
 absl::StatusOr<CudaAttentionWorkspace> CudaAttentionWorkspace::Create(const Options& options,
@@ -186,13 +186,12 @@ absl::StatusOr<CudaAttentionWorkspace> CudaAttentionWorkspace::Create(const Opti
       workspace.plans_,
       DeviceBuffer::Create(PlanBytes(options) * std::ssize(options.sliding_windows),
                            "attention plans"));
+  // Until the first PlanStep there is nothing to do.
+  LOCKSTEP_RETURN_IF_ERROR(
+      FillBytesAsync(workspace.plans_.data(), 0, workspace.plans_.size_bytes(), stream));
   LOCKSTEP_ASSIGN_OR_RETURN(
       workspace.partials_,
       DeviceBuffer::Create(PartialBytes(options), "partial results of decode attention"));
-  LOCKSTEP_ASSIGN_OR_RETURN(workspace.arrivals_,
-                            DeviceBuffer::Create(ArrivalBytes(options), "attention counters"));
-  LOCKSTEP_RETURN_IF_ERROR(
-      FillBytesAsync(workspace.arrivals_.data(), 0, ArrivalBytes(options), stream));
   return workspace;
 }
 
@@ -214,6 +213,7 @@ absl::Status CudaAttentionWorkspace::PlanStep(const CudaAttentionBatch& batch, C
                        .table_rows = batch.table_rows,
                        .plans = plans_.as<char>(),
                        .plan_stride_bytes = PlanBytes(options_),
+                       .max_num_requests = static_cast<int32_t>(options_.max_num_requests),
                        .num_requests = static_cast<int32_t>(batch.num_requests),
                        .num_windows = static_cast<int32_t>(options_.sliding_windows.size()),
                        .windows = {},
@@ -334,16 +334,19 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
                                (window - options.sliding_windows.begin()) * PlanBytes(options)),
                            .partials = partials,
                            .partial_stats = partials + NumPartials(options) * options.head_dim,
-                           .arrivals = workspace.arrivals_.as<int32_t>(),
                            .max_splits = static_cast<int32_t>(options.max_splits),
+                           .max_num_requests = static_cast<int32_t>(options.max_num_requests),
                            .num_head_tiles = 0,
                            .head_tiles = {}};
     FillHeadTiles(geometry_, params);
     const int64_t most_splits =
-        std::min(options.max_splits, CeilDivide(options.max_model_len, options.min_split_keys) + 1);
+        std::min(options.max_splits, CeilDivide(options.max_model_len, options.min_split_keys));
     const int64_t most_items = batch.num_requests * most_splits * params.num_head_tiles;
+    const int64_t most_merges =
+        most_splits > 1 ? batch.num_requests * geometry_.num_query_heads : 0;
     LOCKSTEP_RETURN_IF_ERROR(LaunchDecode(
-        params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
+        params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_),
+        std::min(CeilDivide(most_merges, kMergeWarps), decode_blocks_), programmatic, stream));
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
   return LaunchPrefill(prefill, dtype_, programmatic, stream);

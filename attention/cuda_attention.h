@@ -66,7 +66,7 @@ class CudaAttentionWorkspace {
     std::vector<int64_t> sliding_windows = {0};  // those of the layers, each once; 0: none
     // A request's visible keys are cut into parts of at least min_split_keys, at most max_splits of
     // them. Both change rounding.
-    int64_t min_split_keys = 512;
+    int64_t min_split_keys = 256;
     int64_t max_splits = 32;
     // Launch the kernels with programmatic stream serialization: they may start while the kernel
     // before them ends, and wait for it before they read anything. (They let the next one start
@@ -98,7 +98,6 @@ class CudaAttentionWorkspace {
   DeviceBuffer plans_;  // for each window a header and its items; see cuda_attention.cuh
   DeviceBuffer
       partials_;  // f32 [B, Hq_local, splits, D] weighted values, then [.., 2] maxima, sums
-  DeviceBuffer arrivals_;  // i32 [B, head tiles] parts that are done; zero between kernels
 };
 
 // Rows of keys and values on the device, each [T, Hkv_local * D], `row_stride` elements apart: for
@@ -157,7 +156,7 @@ class CudaAttentionLayer {
   AttentionGeometry geometry_;
   DType dtype_ = DType::kBF16;
   bool tensor_cores_ = false;
-  int decode_blocks_ = 0;  // what the device runs at once
+  int64_t decode_blocks_ = 0;  // what the device runs at once
 };
 
 }  // namespace lockstep

@@ -4,15 +4,15 @@
 // Floor: bytes of the K and V rows read, 2 * Hkv * D * 2 * sum of seq_lens, over memory bandwidth.
 //
 // A work item is one part of one request's keys (DecodeItem) for one head tile: all query heads of
-// a KV head (up to 16), which are the 16 rows of the tensor-core products. A block of 4 warps takes
-// an item; a warp takes every fourth tile of 16 keys, with its own ring of shared memory, and keeps
-// its own maximum, sum and weighted values (Milakov and Gimelshein 2018, "Online normalizer
-// calculation for softmax"), so warps meet only at the end of an item. Per tile: 16 x 16 logits =
-// Q [16, D] K^T in D / 16 steps, 16 x D values in one. The warps' results are added in order.
+// a KV head (up to 16), which are the 16 rows of the tensor-core products. A block goes through its
+// items' tiles of 64 keys as one sequence: copies into a ring run ahead of the computation, from
+// one item into the next. Of a tile, each of the 4 warps computes the logits of 16 keys, which meet
+// in shared memory; then each has the softmax by parts of all 64 (Milakov and Gimelshein 2018,
+// "Online normalizer calculation for softmax"), four times the same but without another exchange,
+// and adds up its own quarter of the columns of the weighted values.
 //
-// A request of several parts: each block leaves its weighted values in `partials`; the one that
-// arrives last merges all in ascending order (flash decoding, Dao et al. 2023), so the result does
-// not depend on which that is.
+// A request of several parts: partial results go to memory, and a second kernel, started early and
+// waiting for the first, adds them in ascending order (flash decoding, Dao et al. 2023).
 #include "attention/cuda_device_code.cuh"
 #include "attention/cuda_launch.cuh"
 
@@ -21,385 +21,474 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kKeys = kDecodeKeyTile;
+static_assert(kKeys == 16 * kWarps && kKeys <= kThreads);
 
-// D padded to kDim. A ring stage is 16 rows of K, then 16 of V; 16 bytes after each row make 8
-// rows' equal columns fall into different banks. Three stages of D = 128: 4 * 3 * 8704 bytes = 102
-// KiB a block, two blocks a multiprocessor, 139 KiB of copies under way on each where 4.5 TB/s and
-// 1 us of latency take 34 KiB.
+// D padded to kDim. A stage of the ring: 64 rows of K, 64 of V, 16 of queries. Where a row is a
+// multiple of 128 bytes, its 16-byte pieces are permuted by the row's number, else 16 bytes follow
+// each row; both put the same columns of 8 rows into different banks. D = 128: 3 stages of 144 *
+// 256 bytes and 5 KiB make 112.7 KiB, just half of what a multiprocessor has: two blocks, whose 128
+// KiB of copies under way are more than the 34 KiB that 4.5 TB/s and 1 us of latency take.
 template <int kDim>
 struct Layout {
-  static constexpr int kStages = kDim <= 64 ? 4 : 3;
-  static constexpr int kRowBytes = kDim * 2 + 16;
-  static constexpr int kTileBytes = kDecodeKeyTile * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;
-  static constexpr int kWarpBytes = kStages * kStageBytes;
-  static constexpr int kBlockBytes = kWarps * kWarpBytes;
-  // At the end of an item a warp's ring holds its results: [16, kAccRow] values, [16] maxima, [16]
-  // sums. 8 floats more a row spread the rows over the banks.
-  static constexpr int kAccRow = kDim + 8;
-  static_assert((kDecodeHeadTile * kAccRow + 2 * kDecodeHeadTile) * 4 <= kWarpBytes);
+  static constexpr int kStages = 3;
+  static constexpr bool kPermuted = kDim % 64 == 0;
+  static constexpr int kRowBytes = kDim * 2 + (kPermuted ? 0 : 16);
+  static constexpr int kTileBytes = kKeys * kRowBytes;
+  static constexpr int kStageBytes = 2 * kTileBytes + kDecodeHeadTile * kRowBytes;
+
+  // Of a row of which `row % 8` is given, the byte offset of its 16-byte piece `chunk`.
+  static __device__ uint32_t Chunk(int row, int chunk) {
+    return static_cast<uint32_t>(kPermuted ? chunk ^ (row % 8) : chunk) * 16;
+  }
 };
 
-struct RowState {
-  float max[2] = {-INFINITY, -INFINITY};  // of products or capped logits, rows g and g + 8
-  float sum[2] = {0, 0};                  // this lane's columns only
+// What a stage holds.
+struct StageInfo {
+  int32_t end_of_work;  // 1: nothing, and nothing follows
+  int32_t begin;        // visible keys of the tile, may be outside [0, 64]
+  int32_t end;
+  int32_t is_first;  // tile of its item
+  int32_t is_last;
+  int32_t request;
+  int32_t row;
+  int32_t split;
+  int32_t num_splits;
+  int32_t first_head;
+  int32_t num_heads;
 };
 
-// The warp's ring of copies for one item.
-template <typename T, int kDim>
-struct Ring {
-  using L = Layout<kDim>;
+template <int kDim>
+struct Memory {
+  unsigned char stages[Layout<kDim>::kStages][Layout<kDim>::kStageBytes];
+  // Logits of the tile; the key's number is permuted by the row's: see LogitIndex.
+  float logits[kDecodeHeadTile * kKeys];
+  int32_t cache_rows[Layout<kDim>::kStages - 1][kKeys];  // of tiles to be copied; -1: not visible
+  StageInfo info[Layout<kDim>::kStages];
+};
 
-  const DecodeParams& p;
-  const DecodeItem& item;
-  const int32_t* table;
-  int32_t kv_head;
-  int32_t first_key;  // of the warp's first tile
-  int32_t num_tiles;  // the warp's
-  uint32_t base;      // shared address
+// Rows 0 to 3 of a pair of neighbouring keys lie in different banks.
+__device__ int LogitIndex(int row, int key) { return row * kKeys + (key ^ (row % 4 * 8)); }
 
-  // Lane j < 16: the cache row of key j of tile i; -1 where there is none to read.
-  __device__ int32_t CacheRow(int32_t i) const {
-    const int lane = threadIdx.x % 32;
-    const int32_t key = first_key + i * kWarps * kDecodeKeyTile + lane;
-    if (lane >= kDecodeKeyTile || i >= num_tiles || key < item.key_begin || key >= item.key_end) {
-      return -1;
-    }
-    return RowIndex(p.kv, table, key, kv_head);
+// The block's items, tile by tile; in threads below kKeys.
+class TileSequence {
+ public:
+  __device__ explicit TileSequence(const DecodeParams& p)
+      : p_(p),
+        items_(reinterpret_cast<const DecodeItem*>(
+            reinterpret_cast<const DecodeMerge*>(p.plan + 1) + p.max_num_requests)),
+        work_(static_cast<int32_t>(blockIdx.x)),
+        // Read together with the header: there is room for an item of each block.
+        next_(items_[work_ / p.num_head_tiles]),
+        total_(p.plan->num_items * p.num_head_tiles) {
+    StartItem();
   }
 
-  // Starts the copies of a tile, given what CacheRow returned for it; always one group.
-  __device__ void Start(int32_t i, int32_t cache_row) const {
-    constexpr int kChunks = kDim / 8;
-    if (i < num_tiles) {
-      const int lane = threadIdx.x % 32;
-      const uint32_t stage = base + i % L::kStages * L::kStageBytes;
+  __device__ bool done() const { return work_ >= total_; }
+
+  // Cache row of key threadIdx.x of the tile.
+  __device__ int32_t CacheRow() const {
+    const int32_t key = first_key_ + tile_ * kKeys + static_cast<int32_t>(threadIdx.x);
+    if (done() || key < item_.key_begin || key >= item_.key_end) return -1;
+    return RowIndex(p_.kv, p_.kv.block_tables + item_.table_row * p_.kv.max_blocks, key,
+                    heads_.kv_head);
+  }
+
+  __device__ StageInfo Info() const {
+    const int32_t first = first_key_ + tile_ * kKeys;
+    return {.end_of_work = done() ? 1 : 0,
+            .begin = item_.key_begin - first,
+            .end = item_.key_end - first,
+            .is_first = tile_ == 0 ? 1 : 0,
+            .is_last = tile_ == num_tiles_ - 1 ? 1 : 0,
+            .request = item_.request,
+            .row = item_.row,
+            .split = item_.split,
+            .num_splits = item_.num_splits,
+            .first_head = heads_.first_head,
+            .num_heads = heads_.num_heads};
+  }
+
+  __device__ void Advance() {
+    if (done() || ++tile_ < num_tiles_) return;
+    work_ += static_cast<int32_t>(gridDim.x);
+    StartItem();
+  }
+
+ private:
+  // `next_` becomes the item; the one after it is on its way.
+  __device__ void StartItem() {
+    if (done()) return;
+    item_ = next_;
+    heads_ = p_.head_tiles[work_ % p_.num_head_tiles];
+    first_key_ = item_.key_begin / kFirstKeyMultiple * kFirstKeyMultiple;
+    tile_ = 0;
+    // A padding request has no keys and one tile, of which nothing is visible.
+    num_tiles_ = ::max(1, (item_.key_end - first_key_ + kKeys - 1) / kKeys);
+    const int32_t next_work = work_ + static_cast<int32_t>(gridDim.x);
+    if (next_work < total_) next_ = items_[next_work / p_.num_head_tiles];
+  }
+
+  const DecodeParams& p_;
+  const DecodeItem* items_;
+  int32_t work_;
+  DecodeItem next_;
+  int32_t total_;
+  DecodeItem item_ = {};
+  DecodeHeadTile heads_ = {};
+  int32_t first_key_ = 0;
+  int32_t tile_ = 0;
+  int32_t num_tiles_ = 0;
+};
+
+// Copies of one tile, given its rows and info; queries with an item's first tile. Always one group.
+template <typename T, int kDim>
+__device__ void StartCopies(const DecodeParams& p, Memory<kDim>& memory, int stage,
+                            const int32_t* cache_rows) {
+  using L = Layout<kDim>;
+  constexpr int kChunks = kDim / 8;
+  const StageInfo& info = memory.info[stage];
+  if (info.end_of_work == 0) {
+    const uint32_t to = SharedAddress(memory.stages[stage]);
 #pragma unroll
-      for (int j = 0; j < kDecodeKeyTile * kChunks / 32; ++j) {
-        const int row = (j * 32 + lane) / kChunks;
-        const int chunk = (j * 32 + lane) % kChunks;
-        const int32_t from_row = __shfl_sync(kFullWarp, cache_row, row);
-        const bool valid = from_row >= 0 && chunk * 8 < p.kv.head_dim;
-        const int64_t from = valid ? int64_t{from_row} * p.kv.head_dim + chunk * 8 : 0;
-        const uint32_t to = stage + row * L::kRowBytes + chunk * 16;
-        CopyAsync16(to, static_cast<const T*>(p.kv.keys) + from, valid);
-        CopyAsync16(to + L::kTileBytes, static_cast<const T*>(p.kv.values) + from, valid);
+    for (int j = 0; j < kKeys * kChunks / kThreads; ++j) {
+      const int row = (j * kThreads + threadIdx.x) / kChunks;
+      const int chunk = (j * kThreads + threadIdx.x) % kChunks;
+      const int32_t from_row = cache_rows[row];
+      const bool valid = from_row >= 0 && chunk * 8 < p.kv.head_dim;
+      const int64_t from = valid ? int64_t{from_row} * p.kv.head_dim + chunk * 8 : 0;
+      const uint32_t row_to = to + row * L::kRowBytes + L::Chunk(row, chunk);
+      CopyAsync16(row_to, static_cast<const T*>(p.kv.keys) + from, valid);
+      CopyAsync16(row_to + L::kTileBytes, static_cast<const T*>(p.kv.values) + from, valid);
+    }
+    if (info.is_first != 0) {
+      const T* const query = static_cast<const T*>(p.rows.query) + info.row * p.rows.query_stride +
+                             int64_t{info.first_head} * p.kv.head_dim;
+#pragma unroll
+      for (int i = threadIdx.x; i < kDecodeHeadTile * kChunks; i += kThreads) {
+        const int row = i / kChunks;
+        const int chunk = i % kChunks;
+        const bool valid = row < info.num_heads && chunk * 8 < p.kv.head_dim;
+        CopyAsync16(to + 2 * L::kTileBytes + row * L::kRowBytes + L::Chunk(row, chunk),
+                    query + (valid ? row * p.kv.head_dim + chunk * 8 : 0), valid);
       }
     }
-    CommitCopies();
+  }
+  CommitCopies();
+}
+
+// What a warp keeps of an item. Rows g and g + 8 of the heads are this lane's; the second half is
+// left out where the tile has at most 8 heads.
+template <int kDim>
+struct WarpState {
+  // Pairs of 8 columns; of all D / 16, warp w has w, w + 4, ...
+  static constexpr int kPairs = (kDim / 16 + kWarps - 1) / kWarps;
+
+  uint32_t query[kDim / 16][4];
+  float acc[kPairs][2][4];
+  float max[2];
+  float sum[2];  // this lane's keys only
+
+  __device__ void Reset() {
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) acc[j][i / 4][i % 4] = 0;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      max[h] = -INFINITY;
+      sum[h] = 0;
+    }
   }
 };
 
-// Query heads of the tile as A fragments; rows beyond num_heads and columns beyond head_dim are 0.
-template <typename T, int kDim>
-__device__ void LoadQuery(const DecodeParams& p, const DecodeItem& item, const DecodeHeadTile& tile,
-                          uint32_t (&query)[kDim / 16][4]) {
+template <int kDim>
+__device__ void LoadQuery(uint32_t stage, WarpState<kDim>& state) {
+  using L = Layout<kDim>;
   const int lane = threadIdx.x % 32;
-  const int32_t dim = p.kv.head_dim;
-  const T* const rows = static_cast<const T*>(p.rows.query) + item.row * p.rows.query_stride +
-                        int64_t{tile.first_head} * dim;
+  const uint32_t row = stage + 2 * L::kTileBytes + lane % 16 * L::kRowBytes;
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
+    LoadMatrices(state.query[k], row + L::Chunk(lane % 8, 2 * k + lane / 16));
+  }
+}
+
+// Logits of the warp's 16 keys, as products or capped, into shared memory. Two chains of products
+// for each, over even and odd k.
+template <typename T, int kDim>
+__device__ void ComputeLogits(const LogitScale& scale, const StageInfo& info, uint32_t stage,
+                              const WarpState<kDim>& state, float* logits) {
+  using L = Layout<kDim>;
+  const int lane = threadIdx.x % 32;
+  const int first = threadIdx.x / 32 * 16;
+  const uint32_t row = stage + (first + lane / 16 * 8 + lane % 8) * L::kRowBytes;
+  float c[2][2][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + i % 2 * 8;
-      const int column = k * 16 + lane % 4 * 2 + i / 2 * 8;
-      query[k][i] = row < tile.num_heads && column < dim
-                        ? *reinterpret_cast<const uint32_t*>(rows + row * dim + column)
-                        : 0u;
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t b[4];
+    LoadMatrices(b, row + L::Chunk(lane % 8, 2 * k + lane / 8 % 2));
+    Mma<T>(c[k % 2][0], state.query[k], b[0], b[1]);
+    Mma<T>(c[k % 2][1], state.query[k], b[2], b[3]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int key = first + n * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (h == 1 && info.num_heads <= 8) continue;
+      float pair[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        pair[j] = c[0][n][2 * h + j] + c[1][n][2 * h + j];
+        if (scale.cap_output != 0) pair[j] = Capped(scale, pair[j]);
+        if (key + j < info.begin || key + j >= info.end) pair[j] = -INFINITY;
+      }
+      *reinterpret_cast<float2*>(logits + LogitIndex(lane / 4 + h * 8, key)) =
+          make_float2(pair[0], pair[1]);
     }
   }
 }
 
-// One tile of 16 keys, of which [begin, end) are visible.
+// Softmax of the 64 logits of row half h: weights become A fragments, the state follows; returns
+// what the weighted values shrink by.
 template <typename T, int kDim>
-__device__ void AttendTile(const LogitScale& scale, const uint32_t (&query)[kDim / 16][4],
-                           uint32_t stage, int32_t begin, int32_t end, float (&acc)[kDim / 8][4],
-                           RowState& state) {
-  using L = Layout<kDim>;
+__device__ float SoftmaxRow(float factor, const float* logits, int h, uint32_t (&weights)[4][4],
+                            WarpState<kDim>& state) {
   const int lane = threadIdx.x % 32;
-  float logits[2][4] = {};
-  const uint32_t keys = stage + LaneOffsetColumnsFirst(lane, L::kRowBytes);
-#pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    uint32_t b[4];
-    LoadMatrices(b, keys + k * 32);
-    Mma<T>(logits[0], query[k], b[0], b[1]);
-    Mma<T>(logits[1], query[k], b[2], b[3]);
-  }
-  const bool capped = scale.cap_output != 0;
-  const float factor = capped ? 1.0f : scale.factor;
+  float2 x[8];  // keys 8 i + 2 c, 8 i + 2 c + 1
+  float max = state.max[h];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    float& logit = logits[i / 4][i % 4];
-    if (capped) logit = Capped(scale, logit);
-    const int key = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (key < begin || key >= end) logit = -INFINITY;
+    x[i] = *reinterpret_cast<const float2*>(logits +
+                                            LogitIndex(lane / 4 + h * 8, i * 8 + lane % 4 * 2));
+    max = fmaxf(max, fmaxf(x[i].x, x[i].y));
   }
-  float shrink[2];
+  max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
+  max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
+  const float offset = max == -INFINITY ? 0.0f : max * factor;
+  const float shrink = max == state.max[h] ? 1.0f : Exp2(fmaf(state.max[h], factor, -offset));
+  float sum = state.sum[h] * shrink;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float max = fmaxf(fmaxf(logits[0][2 * h], logits[0][2 * h + 1]),
-                      fmaxf(logits[1][2 * h], logits[1][2 * h + 1]));
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
-    max = fmaxf(max, state.max[h]);
-    const float offset = max == -INFINITY ? 0.0f : max * factor;
-    shrink[h] = max == state.max[h] ? 1.0f : Exp2(fmaf(state.max[h], factor, -offset));
-    state.max[h] = max;
-    state.sum[h] *= shrink[h];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        logits[n][j] = Exp2(fmaf(logits[n][j], factor, -offset));
-        state.sum[h] += logits[n][j];
-      }
-    }
+  for (int i = 0; i < 8; ++i) {
+    x[i].x = Exp2(fmaf(x[i].x, factor, -offset));
+    x[i].y = Exp2(fmaf(x[i].y, factor, -offset));
+    sum += x[i].x + x[i].y;
+    weights[i / 2][i % 2 * 2 + h] = Pack<T>(x[i].x, x[i].y);
   }
-  // Multiplying by 1 changes nothing, so leaving it out does not either.
-  if (__any_sync(kFullWarp, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      acc[n][0] *= shrink[0];
-      acc[n][1] *= shrink[0];
-      acc[n][2] *= shrink[1];
-      acc[n][3] *= shrink[1];
-    }
-  }
-  const uint32_t weights[4] = {
-      Pack<T>(logits[0][0], logits[0][1]), Pack<T>(logits[0][2], logits[0][3]),
-      Pack<T>(logits[1][0], logits[1][1]), Pack<T>(logits[1][2], logits[1][3])};
-  const uint32_t values = stage + L::kTileBytes + LaneOffsetRowsFirst(lane, L::kRowBytes);
-#pragma unroll
-  for (int n = 0; n < kDim / 16; ++n) {
-    uint32_t b[4];
-    LoadMatricesTransposed(b, values + n * 32);
-    Mma<T>(acc[2 * n], weights, b[0], b[1]);
-    Mma<T>(acc[2 * n + 1], weights, b[2], b[3]);
-  }
+  state.max[h] = max;
+  state.sum[h] = sum;
+  return shrink;
 }
 
-// The warp's part of the item; its results go to its own ring.
 template <typename T, int kDim>
-__device__ void AttendPart(const DecodeParams& p, const DecodeItem& item,
-                           const DecodeHeadTile& tile, unsigned char* warp_memory) {
+__device__ void AddValues(uint32_t stage, const uint32_t (&weights)[4][4], const float (&shrink)[2],
+                          WarpState<kDim>& state) {
   using L = Layout<kDim>;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int32_t first_key = item.key_begin / kDecodeKeyTile * kDecodeKeyTile;
-  const int32_t tiles = (item.key_end - first_key + kDecodeKeyTile - 1) / kDecodeKeyTile;
-  const Ring<T, kDim> ring = {.p = p,
-                              .item = item,
-                              .table = p.kv.block_tables + item.table_row * p.kv.max_blocks,
-                              .kv_head = tile.kv_head,
-                              .first_key = first_key + warp * kDecodeKeyTile,
-                              .num_tiles = tiles > warp ? (tiles - warp + kWarps - 1) / kWarps : 0,
-                              .base = SharedAddress(warp_memory)};
-  int32_t cache_rows[L::kStages];
+  const uint32_t row = stage + L::kTileBytes + lane % 16 * L::kRowBytes;
 #pragma unroll
-  for (int i = 0; i < L::kStages; ++i) cache_rows[i] = ring.CacheRow(i);
+  for (int j = 0; j < WarpState<kDim>::kPairs; ++j) {
+    const int pair = warp + j * kWarps;
+    if (pair >= kDim / 16) continue;
 #pragma unroll
-  for (int i = 0; i < L::kStages - 1; ++i) ring.Start(i, cache_rows[i]);
-  int32_t next_rows = cache_rows[L::kStages - 1];
-
-  uint32_t query[kDim / 16][4];
-  LoadQuery<T, kDim>(p, item, tile, query);
-  float acc[kDim / 8][4] = {};
-  RowState state;
-  for (int32_t i = 0; i < ring.num_tiles; ++i) {
-    ring.Start(i + L::kStages - 1, next_rows);  // into the stage of tile i - 1
-    next_rows = ring.CacheRow(i + L::kStages);
-    WaitForCopies<L::kStages - 1>();
-    __syncwarp();
-    const int32_t key = ring.first_key + i * kWarps * kDecodeKeyTile;
-    AttendTile<T, kDim>(p.scale, query, ring.base + i % L::kStages * L::kStageBytes,
-                        item.key_begin - key, item.key_end - key, acc, state);
-    __syncwarp();  // all lanes have read the stage
-  }
-  WaitForCopies<0>();
-  __syncwarp();
-  float* const values = reinterpret_cast<float*>(warp_memory);
-  float* const stats = values + kDecodeHeadTile * L::kAccRow;
+    for (int i = 0; i < 8; ++i) state.acc[j][i / 4][i % 4] *= shrink[i % 4 / 2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = lane / 4 + h * 8;
-    float sum = state.sum[h];
-    sum += __shfl_xor_sync(kFullWarp, sum, 1);
-    sum += __shfl_xor_sync(kFullWarp, sum, 2);
-    if (lane % 4 == 0) {
-      stats[row] = state.max[h] * (p.scale.cap_output != 0 ? 1.0f : p.scale.factor);
-      stats[kDecodeHeadTile + row] = sum;
-    }
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      *reinterpret_cast<float2*>(values + row * L::kAccRow + n * 8 + lane % 4 * 2) =
-          make_float2(acc[n][2 * h], acc[n][2 * h + 1]);
+    for (int k = 0; k < kKeys / 16; ++k) {
+      uint32_t b[4];
+      LoadMatricesTransposed(
+          b, row + k * 16 * L::kRowBytes + L::Chunk(lane % 8, 2 * pair + lane / 16));
+      Mma<T>(state.acc[j][0], weights[k], b[0], b[1]);
+      Mma<T>(state.acc[j][1], weights[k], b[2], b[3]);
     }
   }
-}
-
-template <typename T>
-__device__ void StoreOutput(const DecodeParams& p, int32_t row, int32_t head, int32_t column,
-                            float4 value) {
-  T* const to = static_cast<T*>(p.rows.out) + row * p.rows.out_stride +
-                int64_t{head} * p.kv.head_dim + column;
-  *reinterpret_cast<uint2*>(to) = make_uint2(Pack<T>(value.x, value.y), Pack<T>(value.z, value.w));
-}
-
-__device__ void AddScaled(float4& sum, const float4& value, float weight) {
-  sum.x = fmaf(value.x, weight, sum.x);
-  sum.y = fmaf(value.y, weight, sum.y);
-  sum.z = fmaf(value.z, weight, sum.z);
-  sum.w = fmaf(value.w, weight, sum.w);
 }
 
 // Row of partials of (request, head), of which each split has head_dim floats.
-__device__ int64_t PartialRow(const DecodeParams& p, const DecodeItem& item, int32_t head) {
-  return (int64_t{item.request} * p.rows.num_query_heads + head) * p.max_splits;
+__device__ int64_t PartialRow(const DecodeParams& p, int32_t request, int32_t head) {
+  return (int64_t{request} * p.rows.num_query_heads + head) * p.max_splits;
 }
 
-// Adds the warps' results in order: the output where the item is all of the request, else a
-// partial.
+// An item is done: the output where it is all of its request, else a partial result.
 template <typename T, int kDim>
-__device__ void MergeWarps(const DecodeParams& p, const DecodeItem& item,
-                           const DecodeHeadTile& tile, const unsigned char* memory) {
-  using L = Layout<kDim>;
-  constexpr int kQuads = kDim / 4;
-  for (int i = threadIdx.x; i < tile.num_heads * kQuads; i += kThreads) {
-    const int row = i / kQuads;
-    const int column = i % kQuads * 4;
-    if (column >= p.kv.head_dim) continue;
-    const float* warp_values[kWarps];
-    float max = -INFINITY;
+__device__ void StoreItem(const DecodeParams& p, const StageInfo& info,
+                          const WarpState<kDim>& state) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const bool capped = p.scale.cap_output != 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      warp_values[w] = reinterpret_cast<const float*>(memory + w * L::kWarpBytes);
-      max = fmaxf(max, warp_values[w][kDecodeHeadTile * L::kAccRow + row]);
+  for (int h = 0; h < 2; ++h) {
+    float sum = state.sum[h];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    const int row = lane / 4 + h * 8;
+    if (row >= info.num_heads) continue;
+    const int32_t head = info.first_head + row;
+    const bool whole = info.num_splits == 1;
+    // Without any key (a padding request) the row is zero.
+    const float scale = !whole ? 1.0f : info.end > info.begin ? 1.0f / sum : 0.0f;
+    const int64_t partial = PartialRow(p, info.request, head) + info.split;
+    if (!whole && warp == 0 && lane % 4 == 0) {
+      *reinterpret_cast<float2*>(p.partial_stats + 2 * partial) =
+          make_float2(state.max[h] * (capped ? 1.0f : p.scale.factor), sum);
     }
-    const float offset = max == -INFINITY ? 0.0f : max;
-    float4 value = make_float4(0, 0, 0, 0);
-    float sum = 0;
+    T* const out =
+        static_cast<T*>(p.rows.out) + info.row * p.rows.out_stride + int64_t{head} * p.kv.head_dim;
+    float* const values = p.partials + partial * p.kv.head_dim;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float* const stats = warp_values[w] + kDecodeHeadTile * L::kAccRow;
-      const float weight = Exp2(stats[row] - offset);
-      sum = fmaf(stats[kDecodeHeadTile + row], weight, sum);
-      AddScaled(value, *reinterpret_cast<const float4*>(warp_values[w] + row * L::kAccRow + column),
-                weight);
-    }
-    const int32_t head = tile.first_head + row;
-    if (item.num_splits == 1) {
-      // Without any key (a padding request) the row is zero.
-      const float inverse = item.key_end > item.key_begin ? 1.0f / sum : 0.0f;
-      StoreOutput<T>(
-          p, item.row, head, column,
-          make_float4(value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse));
-      continue;
-    }
-    const int64_t partial = PartialRow(p, item, head) + item.split;
-    *reinterpret_cast<float4*>(p.partials + partial * p.kv.head_dim + column) = value;
-    if (column == 0) {
-      *reinterpret_cast<float2*>(p.partial_stats + 2 * partial) = make_float2(max, sum);
+    for (int i = 0; i < WarpState<kDim>::kPairs * 2; ++i) {
+      const int column = (warp + i / 2 * kWarps) * 16 + i % 2 * 8 + lane % 4 * 2;
+      if (column >= p.kv.head_dim) continue;
+      const float x = state.acc[i / 2][i % 2][2 * h] * scale;
+      const float y = state.acc[i / 2][i % 2][2 * h + 1] * scale;
+      if (whole) {
+        *reinterpret_cast<uint32_t*>(out + column) = Pack<T>(x, y);
+      } else {
+        *reinterpret_cast<float2*>(values + column) = make_float2(x, y);
+      }
     }
   }
 }
 
-// The block that arrives last merges the request's parts, in order.
 template <typename T, int kDim>
-__device__ void MergeParts(const DecodeParams& p, const DecodeItem& item,
-                           const DecodeHeadTile& tile, float (*weights)[kMaxSplits]) {
+__device__ void AttendTile(const DecodeParams& p, const StageInfo& info, uint32_t stage,
+                           float* logits, WarpState<kDim>& state) {
+  if (info.is_first != 0) {
+    state.Reset();
+    LoadQuery<kDim>(stage, state);
+  }
+  ComputeLogits<T, kDim>(p.scale, info, stage, state, logits);
+  __syncthreads();
+  const float factor = p.scale.cap_output != 0 ? 1.0f : p.scale.factor;
+  uint32_t weights[kKeys / 16][4] = {};
+  float shrink[2] = {1, 1};
+  shrink[0] = SoftmaxRow<T, kDim>(factor, logits, 0, weights, state);
+  if (info.num_heads > 8) shrink[1] = SoftmaxRow<T, kDim>(factor, logits, 1, weights, state);
+  AddValues<T, kDim>(stage, weights, shrink, state);
+  if (info.is_last != 0) StoreItem<T, kDim>(p, info, state);
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__ DecodeParams p) {
+  constexpr int kStages = Layout<kDim>::kStages;
+  extern __shared__ __align__(128) unsigned char dynamic_memory[];
+  auto& memory = *reinterpret_cast<Memory<kDim>*>(dynamic_memory);
+  WaitForPredecessor();
+  AllowSuccessor();
+  TileSequence tiles(p);
+  const auto publish = [&](int stage, int slot, int32_t cache_row, const StageInfo& info) {
+    if (threadIdx.x < kKeys) memory.cache_rows[slot][threadIdx.x] = cache_row;
+    if (threadIdx.x == 0) memory.info[stage] = info;
+  };
+  // The first tiles' rows are read together; then there is always one that waits to be published.
+  int32_t first_rows[kStages - 1];
+  StageInfo first_info[kStages - 1];
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    first_rows[i] = tiles.CacheRow();
+    first_info[i] = tiles.Info();
+    tiles.Advance();
+  }
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) publish(i, i, first_rows[i], first_info[i]);
+  int32_t next_row = tiles.CacheRow();
+  StageInfo next_info = tiles.Info();
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) StartCopies<T, kDim>(p, memory, i, memory.cache_rows[i]);
+  ZeroRows<T>(p.rows, p.kv.head_dim, p.plan->num_rows, int64_t{blockIdx.x} * kThreads + threadIdx.x,
+              int64_t{gridDim.x} * kThreads);
+
+  __syncthreads();  // cache_rows have been read
+
+  WarpState<kDim> state;
+  state.Reset();
+  for (int stage = 0, free_stage = kStages - 1;;
+       free_stage = stage, stage = stage + 1 == kStages ? 0 : stage + 1) {
+    publish(free_stage, 0, next_row, next_info);
+    WaitForCopies<kStages - 2>();
+    __syncthreads();  // also: all warps are done with the tile before, in free_stage
+    const StageInfo info = memory.info[stage];
+    if (info.end_of_work != 0) break;
+    StartCopies<T, kDim>(p, memory, free_stage, memory.cache_rows[0]);
+    if (threadIdx.x < kKeys) {
+      tiles.Advance();
+      next_row = tiles.CacheRow();
+      next_info = tiles.Info();
+    }
+    AttendTile<T, kDim>(p, info, SharedAddress(memory.stages[stage]), memory.logits, state);
+  }
+}
+
+// A warp takes a (request, query head): weights of the parts from their maxima and sums, then the
+// weighted sum of their values, a lane 4 columns.
+template <typename T>
+__global__ void __launch_bounds__(32 * kMergeWarps)
+    MergeKernel(const __grid_constant__ DecodeParams p) {
+  WaitForPredecessor();
+  AllowSuccessor();
   const int lane = threadIdx.x % 32;
-  for (int row = threadIdx.x / 32; row < tile.num_heads; row += kWarps) {
-    const float* const stats = p.partial_stats + 2 * PartialRow(p, item, tile.first_head + row);
-    float maxima[kMaxSplits / 32];
+  const int warp = threadIdx.x / 32;
+  const auto* const merges = reinterpret_cast<const DecodeMerge*>(p.plan + 1);
+  const int32_t total = p.plan->num_merges * p.rows.num_query_heads;
+  for (int32_t work = static_cast<int32_t>(blockIdx.x) * kMergeWarps + warp; work < total;
+       work += static_cast<int32_t>(gridDim.x) * kMergeWarps) {
+    const DecodeMerge merge = merges[work / p.rows.num_query_heads];
+    const int32_t head = work % p.rows.num_query_heads;
+    const int64_t partial = PartialRow(p, merge.request, head);
+    float weights[kMaxSplits / 32];  // of splits lane, lane + 32
     float sums[kMaxSplits / 32];
     float max = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kMaxSplits / 32; ++j) {
       const int split = lane + 32 * j;
-      float2 pair = make_float2(-INFINITY, 0);
-      if (split < item.num_splits) {
-        pair = __ldcg(reinterpret_cast<const float2*>(stats + 2 * split));
+      float2 stats = make_float2(-INFINITY, 0);
+      if (split < merge.num_splits) {
+        stats = __ldcg(reinterpret_cast<const float2*>(p.partial_stats + 2 * (partial + split)));
       }
-      maxima[j] = pair.x;
-      sums[j] = pair.y;
-      max = fmaxf(max, pair.x);
+      weights[j] = stats.x;
+      sums[j] = stats.y;
+      max = fmaxf(max, stats.x);
     }
     for (int step = 16; step > 0; step /= 2) {
       max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, step));
     }
     const float offset = max == -INFINITY ? 0.0f : max;
-    float total = 0;
+    float sum = 0;
 #pragma unroll
     for (int j = 0; j < kMaxSplits / 32; ++j) {
-      maxima[j] = Exp2(maxima[j] - offset);
-      total = fmaf(sums[j], maxima[j], total);
+      weights[j] = Exp2(weights[j] - offset);
+      sum = fmaf(sums[j], weights[j], sum);
     }
-    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kFullWarp, total, step);
-#pragma unroll
-    for (int j = 0; j < kMaxSplits / 32; ++j) weights[row][lane + 32 * j] = maxima[j] / total;
-  }
-  __syncthreads();
-  constexpr int kQuads = kDim / 4;
-  for (int i = threadIdx.x; i < tile.num_heads * kQuads; i += kThreads) {
-    const int row = i / kQuads;
-    const int column = i % kQuads * 4;
-    if (column >= p.kv.head_dim) continue;
-    const int32_t head = tile.first_head + row;
-    const float* const values = p.partials + PartialRow(p, item, head) * p.kv.head_dim + column;
-    float4 value = make_float4(0, 0, 0, 0);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
+    const float inverse = 1.0f / sum;
+    for (int32_t first = 0; first < p.kv.head_dim; first += 128) {
+      const int32_t column = first + lane * 4;
+      const bool valid = column < p.kv.head_dim;
+      const float* const values = p.partials + partial * p.kv.head_dim + (valid ? column : 0);
+      float4 total_values = make_float4(0, 0, 0, 0);
 #pragma unroll 8
-    for (int split = 0; split < item.num_splits; ++split) {
-      AddScaled(value, __ldcg(reinterpret_cast<const float4*>(values + split * p.kv.head_dim)),
-                weights[row][split]);
+      for (int split = 0; split < merge.num_splits; ++split) {
+        const float weight =
+            __shfl_sync(kFullWarp, split < 32 ? weights[0] : weights[1], split % 32);
+        const float4 value =
+            __ldcg(reinterpret_cast<const float4*>(values + split * p.kv.head_dim));
+        total_values.x = fmaf(value.x, weight, total_values.x);
+        total_values.y = fmaf(value.y, weight, total_values.y);
+        total_values.z = fmaf(value.z, weight, total_values.z);
+        total_values.w = fmaf(value.w, weight, total_values.w);
+      }
+      if (!valid) continue;
+      T* const out = static_cast<T*>(p.rows.out) + merge.row * p.rows.out_stride +
+                     int64_t{head} * p.kv.head_dim + column;
+      *reinterpret_cast<uint2*>(out) =
+          make_uint2(Pack<T>(total_values.x * inverse, total_values.y * inverse),
+                     Pack<T>(total_values.z * inverse, total_values.w * inverse));
     }
-    StoreOutput<T>(p, item.row, head, column, value);
   }
 }
-
-// True in all threads of the block that arrives last for its request and head tile.
-__device__ bool ArriveLast(const DecodeParams& p, const DecodeItem& item, int32_t tile_index,
-                           int* shared_flag) {
-  __threadfence();  // the partials, before the arrival
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t* const arrivals = p.arrivals + int64_t{item.request} * p.num_head_tiles + tile_index;
-    const bool last = atomicAdd(arrivals, 1) == item.num_splits - 1;
-    if (last) *arrivals = 0;  // for the next launch
-    *shared_flag = last;
-  }
-  __syncthreads();
-  const bool last = *shared_flag != 0;
-  if (last) __threadfence();  // the arrivals, before the others' partials
-  return last;
-}
-
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__ DecodeParams p) {
-  using L = Layout<kDim>;
-  extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ float weights[kDecodeHeadTile][kMaxSplits];
-  __shared__ int is_last;
-  WaitForPredecessor();
-  AllowSuccessor();
-  const auto* const items = reinterpret_cast<const DecodeItem*>(p.plan + 1);
-  const int64_t total = int64_t{p.plan->num_items} * p.num_head_tiles;
-  ZeroRows<T>(p.rows, p.kv.head_dim, p.plan->num_rows, int64_t{blockIdx.x} * kThreads + threadIdx.x,
-              int64_t{gridDim.x} * kThreads);
-  for (int64_t work = blockIdx.x; work < total; work += gridDim.x) {
-    const DecodeItem item = items[work / p.num_head_tiles];
-    const int32_t tile_index = static_cast<int32_t>(work % p.num_head_tiles);
-    const DecodeHeadTile tile = p.head_tiles[tile_index];
-    AttendPart<T, kDim>(p, item, tile, memory + threadIdx.x / 32 * L::kWarpBytes);
-    __syncthreads();
-    MergeWarps<T, kDim>(p, item, tile, memory);
-    if (item.num_splits > 1 && ArriveLast(p, item, tile_index, &is_last)) {
-      MergeParts<T, kDim>(p, item, tile, weights);
-    }
-    __syncthreads();  // memory and weights have been read
-  }
-}
+static_assert(kMaxSplits == 64);
 
 // ---- Host ---------------------------------------------------------------------------------------
 
@@ -423,10 +512,10 @@ auto WithTypes(DType dtype, int64_t head_dim, Fn fn) {
 
 }  // namespace
 
-absl::StatusOr<int> PrepareDecode(DType dtype, int64_t head_dim) {
-  return WithTypes(dtype, head_dim, [](auto type, auto dim) -> absl::StatusOr<int> {
+absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim) {
+  return WithTypes(dtype, head_dim, [](auto type, auto dim) -> absl::StatusOr<int64_t> {
     constexpr int kDim = decltype(dim)::value;
-    constexpr int kBytes = Layout<kDim>::kBlockBytes;
+    constexpr int kBytes = sizeof(Memory<kDim>);
     const auto kernel = DecodeKernel<decltype(type), kDim>;
     LOCKSTEP_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
@@ -442,17 +531,21 @@ absl::StatusOr<int> PrepareDecode(DType dtype, int64_t head_dim) {
           "this device has",
           kDim, kBytes));
     }
-    return multiprocessors * blocks;
+    return int64_t{multiprocessors} * blocks;
   });
 }
 
 absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
-                          bool programmatic, CudaStream stream) {
+                          int64_t num_merge_blocks, bool programmatic, CudaStream stream) {
   return WithTypes(dtype, params.kv.head_dim, [&](auto type, auto dim) -> absl::Status {
     constexpr int kDim = decltype(dim)::value;
-    return LaunchKernel(DecodeKernel<decltype(type), kDim>, dim3(static_cast<unsigned>(num_blocks)),
-                        kThreads, Layout<kDim>::kBlockBytes, params, programmatic, stream,
-                        "launch of decode attention");
+    LOCKSTEP_RETURN_IF_ERROR(LaunchKernel(
+        DecodeKernel<decltype(type), kDim>, dim3(static_cast<unsigned>(num_blocks)), kThreads,
+        sizeof(Memory<kDim>), params, programmatic, stream, "launch of decode attention"));
+    if (num_merge_blocks == 0) return absl::OkStatus();
+    return LaunchKernel(MergeKernel<decltype(type)>, dim3(static_cast<unsigned>(num_merge_blocks)),
+                        32 * kMergeWarps, 0, params, true, stream,
+                        "launch of the merge of decode attention");
   });
 }
 

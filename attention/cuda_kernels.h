@@ -24,16 +24,26 @@ struct alignas(16) DecodeItem {
   int32_t unused;
 };
 
-// In front of a window's items.
-struct DecodePlanHeader {
-  int32_t num_items;
-  int32_t num_rows;  // query_start_loc[B]: rows from here on are padding
-  int32_t unused[6];
+// A request of several parts, whose partial results are to be merged.
+struct alignas(16) DecodeMerge {
+  int32_t request;
+  int32_t row;
+  int32_t num_splits;
+  int32_t unused;
 };
 
-// Key tiles of a decode warp; parts begin at multiples of it, counted from the first one.
-inline constexpr int kDecodeKeyTile = 16;
-inline constexpr int kSplitMultiple = 64;
+// A window's plan: this, then room for max_num_requests merges, then the items.
+struct alignas(16) DecodePlanHeader {
+  int32_t num_items;
+  int32_t num_merges;
+  int32_t num_rows;  // query_start_loc[B]: rows from here on are padding
+  int32_t unused;
+};
+
+// Parts are multiples of kDecodeKeyTile keys, from the first visible key's multiple of
+// kFirstKeyMultiple on.
+inline constexpr int kDecodeKeyTile = 64;
+inline constexpr int kFirstKeyMultiple = 16;
 inline constexpr int kMaxSplits = 64;
 inline constexpr int kMaxPlanWindows = 8;
 
@@ -41,8 +51,9 @@ struct PlanParams {
   const int32_t* query_start_loc;
   const int32_t* seq_lens;
   const int32_t* table_rows;  // or null
-  char* plans;                // for each window a header, then its items
+  char* plans;                // one for each window
   int64_t plan_stride_bytes;
+  int32_t max_num_requests;
   int32_t num_requests;
   int32_t num_windows;
   int32_t windows[kMaxPlanWindows];  // 0: none
@@ -91,6 +102,7 @@ struct DecodeHeadTile {
 };
 
 inline constexpr int kDecodeHeadTile = 16;
+inline constexpr int kMergeWarps = 4;  // of a block, each takes a (request, query head)
 inline constexpr int kMaxHeadTiles = 256;
 inline constexpr int kMaxTensorCoreHeadDim = 256;
 inline constexpr int kMaxHeadDim = 512;
@@ -102,8 +114,8 @@ struct DecodeParams {
   const DecodePlanHeader* plan;
   float* partials;       // [B, Hq, max_splits, D] weighted values, not divided by their sum
   float* partial_stats;  // [B, Hq, max_splits, 2] largest logit (log2), sum
-  int32_t* arrivals;     // [B, head tiles], zero before and after
   int32_t max_splits;
+  int32_t max_num_requests;  // of the plan
   int32_t num_head_tiles;
   DecodeHeadTile head_tiles[kMaxHeadTiles];
 };
@@ -124,12 +136,13 @@ struct PrefillParams {
 
 // Once, before the first launch: raises the kernel's shared memory, and reads how many blocks of it
 // run at once on the device. `dtype` is bfloat16 or float16.
-absl::StatusOr<int> PrepareDecode(DType dtype, int64_t head_dim);
+absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim);
 absl::Status PreparePrefill(DType dtype, int64_t head_dim);
 
-// At most `num_blocks` blocks loop over the plan's items.
+// At most `num_blocks` blocks loop over the plan's items, at most `num_merge_blocks` over its
+// merges (0: there can be none).
 absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
-                          bool programmatic, CudaStream stream);
+                          int64_t num_merge_blocks, bool programmatic, CudaStream stream);
 absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
                            CudaStream stream);
 // Any dtype, any head_dim up to kMaxHeadDim, rows of any number per request.

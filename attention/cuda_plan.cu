@@ -10,7 +10,7 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 
 struct Parts {
-  int32_t first_key = 0;  // a multiple of kDecodeKeyTile: where the first part's tiles start
+  int32_t first_key = 0;  // where the first part's tiles start
   int32_t lowest_key = 0;
   int32_t part_keys = 0;
   int32_t count = 0;  // 0: not a decode request
@@ -21,11 +21,11 @@ __device__ Parts CutRequest(const PlanParams& p, int32_t request, int32_t window
   if (p.query_start_loc[request + 1] - p.query_start_loc[request] != 1) return parts;
   const int32_t seq_len = p.seq_lens[request];
   parts.lowest_key = window > 0 && seq_len > window ? seq_len - window : 0;
-  parts.first_key = parts.lowest_key / kDecodeKeyTile * kDecodeKeyTile;
+  parts.first_key = parts.lowest_key / kFirstKeyMultiple * kFirstKeyMultiple;
   const int32_t keys = seq_len - parts.first_key;
   const int32_t multiples =
-      ((keys + p.max_splits - 1) / p.max_splits + kSplitMultiple - 1) / kSplitMultiple;
-  parts.part_keys = max(p.min_split_keys, multiples * kSplitMultiple);
+      ((keys + p.max_splits - 1) / p.max_splits + kDecodeKeyTile - 1) / kDecodeKeyTile;
+  parts.part_keys = max(p.min_split_keys, multiples * kDecodeKeyTile);
   parts.count = max(1, (keys + parts.part_keys - 1) / parts.part_keys);
   return parts;
 }
@@ -59,8 +59,10 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
   const int32_t window = p.windows[blockIdx.x];
   char* const plan = p.plans + blockIdx.x * p.plan_stride_bytes;
   auto* const header = reinterpret_cast<DecodePlanHeader*>(plan);
-  auto* const items = reinterpret_cast<DecodeItem*>(plan + sizeof(DecodePlanHeader));
+  auto* const merges = reinterpret_cast<DecodeMerge*>(header + 1);
+  auto* const items = reinterpret_cast<DecodeItem*>(merges + p.max_num_requests);
   int32_t done = 0;
+  int32_t merges_done = 0;
   for (int32_t first = 0; first < p.num_requests; first += kThreads) {
     const int32_t request = first + static_cast<int32_t>(threadIdx.x);
     Parts parts;
@@ -68,6 +70,15 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
     int32_t total;
     const int32_t place = done + ExclusiveSum(parts.count, &total);
     done += total;
+    int32_t total_merges;
+    const int32_t merge = merges_done + ExclusiveSum(parts.count > 1 ? 1 : 0, &total_merges);
+    merges_done += total_merges;
+    if (parts.count > 1) {
+      merges[merge] = {.request = request,
+                       .row = p.query_start_loc[request],
+                       .num_splits = parts.count,
+                       .unused = 0};
+    }
     for (int32_t split = 0; split < parts.count; ++split) {
       DecodeItem item = {};
       item.request = request;
@@ -82,6 +93,7 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
   }
   if (threadIdx.x == 0) {
     header->num_items = done;
+    header->num_merges = merges_done;
     header->num_rows = p.query_start_loc[p.num_requests];
   }
 }

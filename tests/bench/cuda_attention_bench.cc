@@ -229,13 +229,16 @@ void Run(const std::string& what) {
     Decode({}, 1, 1024, {.programmatic_launch = true}, stream.get());
   }
   if (wanted("splits")) {
-    for (const auto& [requests, seq_len] :
-         std::vector<std::pair<int64_t, int64_t>>{{1, 512}, {1, 8192}, {32, 1024}, {256, 512}}) {
+    for (const auto& [requests, seq_len] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 512}, {1, 8192}, {32, 1024}, {256, 512}, {256, 8192}}) {
       for (const int64_t min_split : {64, 128, 256, 512}) {
         Decode({}, requests, seq_len, {.min_split_keys = min_split, .max_splits = 32},
                stream.get());
       }
-      Decode({}, requests, seq_len, {.min_split_keys = 128, .max_splits = 64}, stream.get());
+      for (const int64_t max_splits : {16, 64}) {
+        Decode({}, requests, seq_len, {.min_split_keys = 128, .max_splits = max_splits},
+               stream.get());
+      }
     }
   }
   if (wanted("prefill")) {
