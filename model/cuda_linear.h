@@ -31,7 +31,7 @@ struct LinearShape {
 
 // Who computes it: kAuto takes what was measured to be faster (cuda_linear.cc, kAutoSkinnyRows).
 enum class LinearPath {
-  kAuto,
+  kAuto,  // the faster one
   kCublasLt,
   kSkinny,  // cuda_gemv.h: T <= 16, K % 8 == 0, 16-bit operands; other products are refused
 };
