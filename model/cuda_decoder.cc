@@ -235,11 +235,7 @@ class CudaDecoder : public Decoder {
   MatrixView View(const DeviceBuffer& buffer, int64_t rows, int64_t cols) const {
     return {buffer.data(), options_.dtype, rows, cols, cols};
   }
-  // Few rows: kernels are short, and starting one while the one before it ends is worth more than
-  // it costs.
-  const CudaContext& context(const StepSize& size) const {
-    return size.tokens <= 8 ? *early_start_context_ : *context_;
-  }
+  const CudaContext& context() const { return *context_; }
   int64_t q_cols() const { return part_.query_heads.size() * config_.head_dim; }
   int64_t kv_cols() const { return part_.kv_heads.size() * config_.head_dim; }
 
@@ -257,7 +253,6 @@ class CudaDecoder : public Decoder {
 
   std::unique_ptr<CudaLinear> linear_;
   std::optional<CudaContext> context_;
-  std::optional<CudaContext> early_start_context_;
   CudaScratch scratch_;
   CudaInputs inputs_;
   CudaAttentionWorkspace workspace_;
@@ -271,8 +266,6 @@ absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& 
   context_.emplace(CudaContext{.stream = rank_.stream,
                                .num_multiprocessors = rank_.info.num_multiprocessors,
                                .linear = *linear_});
-  early_start_context_.emplace(*context_);
-  early_start_context_->programmatic_launch = true;
   {
     LOCKSTEP_ASSIGN_OR_RETURN(
         DeviceWeightLoader loader,
@@ -482,13 +475,13 @@ absl::Status CudaDecoder::SumAndNorm(const StepSize& size, int64_t sum, const De
   if (SumsInPeerMemory(size)) {
     return SumAddRmsNorm(*rank_.peers, WindowOf(sum, config_.num_layers),
                          sum == 0 ? ResidualUse::kReplace : ResidualUse::kAdd, hidden, rows,
-                         norm.values(), eps, out, context(size));
+                         norm.values(), eps, out, context());
   }
   const MatrixView partial = Partial(size, sum);
   LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(partial));
-  if (sum == 0) return RmsNorm(hidden, norm.values(), eps, out, context(size));
-  if (rows == nullptr) return AddRmsNorm(hidden, partial, norm.values(), eps, out, context(size));
-  return AddRmsNormRows(hidden, partial, rows, norm.values(), eps, out, context(size));
+  if (sum == 0) return RmsNorm(hidden, norm.values(), eps, out, context());
+  if (rows == nullptr) return AddRmsNorm(hidden, partial, norm.values(), eps, out, context());
+  return AddRmsNormRows(hidden, partial, rows, norm.values(), eps, out, context());
 }
 
 // Everything between the step's arrays and its logits, on the device.
@@ -496,8 +489,8 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
   batch.may_have_prefill = !size.decode_only;
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
-  LOCKSTEP_RETURN_IF_ERROR(GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view,
-                                      Partial(size, 0), context(size)));
+  LOCKSTEP_RETURN_IF_ERROR(
+      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
   LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
                                       View(scratch_.normed, size.tokens, config_.hidden_size)));
   for (int64_t l = 0; l < config_.num_layers; ++l) {
@@ -506,7 +499,7 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
-  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context(size));
+  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
 }
 
 // From the normed residual stream to that of the next layer, or to the rows whose logits are
@@ -523,18 +516,18 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
   const MatrixView activated = View(scratch_.activated, rows, intermediate);
 
   LOCKSTEP_RETURN_IF_ERROR(
-      Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context(size)));
+      Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
   LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, size, batch));
   const int64_t o_sum = 2 * l + 1;
   LOCKSTEP_RETURN_IF_ERROR(
-      Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context(size)));
+      Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context()));
   LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, o_sum, layer.post_attention_norm, normed));
 
   LOCKSTEP_RETURN_IF_ERROR(
-      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context(size)));
-  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context(size)));
+      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
+  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
   LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
-                                  Partial(size, o_sum + 1), context(size)));
+                                  Partial(size, o_sum + 1), context()));
   if (l + 1 < config_.num_layers) {
     return SumAndNorm(size, o_sum + 1, layers_[l + 1].input_norm, normed);
   }
@@ -553,7 +546,7 @@ absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixVi
   const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(),
                            static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_RETURN_IF_ERROR(NormRopeHeads(qkv, part_.query_heads.size(), part_.kv_heads.size(),
-                                         config_.head_dim, head_norm, rope, context(size)));
+                                         config_.head_dim, head_norm, rope, context()));
   char* const columns = static_cast<char*>(qkv.data);
   const int64_t element = SizeOf(options_.dtype);
   const CudaKvRows kv{.keys = columns + q_cols() * element,
