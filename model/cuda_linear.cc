@@ -36,12 +36,11 @@ cudaDataType_t DataType(DType dtype) {
   return CUDA_R_32F;
 }
 
-// LinearPath::kAuto gives products of up to so many rows and columns of y to the kernel for few
-// rows, when it may start early. Measured on an H200 (cuda_ops_bench), Qwen2.5-7B's products of a
-// layer at 1 to 8 rows: 122 us against cuBLASLt's 128, on two GPUs 64 against 73; at 16 rows,
-// without the early start, or for a head of 152064 columns, cuBLASLt is as fast or faster.
-constexpr int64_t kAutoSkinnyRows = 8;
-constexpr int64_t kAutoSkinnyCols = 65536;
+// LinearPath::kAuto gives products of up to so many rows to the kernel for few rows. 0: none. On an
+// H200 (cuda_ops_bench) that kernel is as fast as cuBLASLt, and with an early start 5 to 10% faster
+// for the layers' products of Qwen2.5-7B at 1 to 8 rows; but a whole decode step on one GPU
+// took 5.2 ms with it and 4.7 without.
+constexpr int64_t kAutoSkinnyRows = 0;
 
 // Numbers of rows that share an algorithm: the largest of them, for which it is chosen. Each number
 // of a small batch has its own.
@@ -272,8 +271,7 @@ absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, cons
         "the kernel for few rows does not take a product [%d, %d] x [%d, %d]^T of %s", x.rows,
         x.cols, weight.rows, weight.cols, Name(x.dtype)));
   }
-  const bool automatic = path == LinearPath::kAuto && programmatic_launch &&
-                         x.rows <= kAutoSkinnyRows && y.cols <= kAutoSkinnyCols;
+  const bool automatic = path == LinearPath::kAuto && x.rows <= kAutoSkinnyRows;
   if (supported && (path == LinearPath::kSkinny || automatic)) {
     return impl_->skinny().Run(x, weight, bias, y, stream, programmatic_launch);
   }
