@@ -248,15 +248,22 @@ absl::Status CudaWriteKv(const CudaAttentionBatch& batch, const CudaKvRows& rows
 }
 
 absl::StatusOr<CudaAttentionLayer> CudaAttentionLayer::Create(const AttentionGeometry& geometry,
-                                                              DType dtype) {
+                                                              DType dtype, CudaPrefill prefill) {
   LOCKSTEP_RETURN_IF_ERROR(CheckGeometry(geometry));
   CudaAttentionLayer layer;
   layer.geometry_ = geometry;
   layer.dtype_ = dtype;
+  layer.prefill_ = prefill;
   layer.tensor_cores_ = RunsOnTensorCores(dtype, geometry.head_dim);
   if (layer.tensor_cores_) {
     LOCKSTEP_ASSIGN_OR_RETURN(layer.decode_blocks_, PrepareDecode(dtype, geometry.head_dim));
     LOCKSTEP_RETURN_IF_ERROR(PreparePrefill(dtype, geometry.head_dim));
+    LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup,
+                              PreparePrefillWgmma(dtype, geometry.head_dim));
+    if (prefill == CudaPrefill::kWarpgroup && !has_warpgroup) {
+      return absl::UnimplementedError(
+          "CUDA attention: warpgroup products need an H100 or H200 and a build for sm_90a");
+    }
   }
   return layer;
 }
@@ -349,7 +356,9 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
         std::min(CeilDivide(most_merges, kMergeWarps), decode_blocks_), programmatic, stream));
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
-  return LaunchPrefill(prefill, dtype_, programmatic, stream);
+  return prefill_ == CudaPrefill::kWarpgroup
+             ? LaunchPrefillWgmma(prefill, dtype_, programmatic, stream)
+             : LaunchPrefill(prefill, dtype_, programmatic, stream);
 }
 
 }  // namespace lockstep

@@ -122,6 +122,11 @@ struct CudaRows {
   int64_t row_stride = 0;  // elements, >= Hq_local * D
 };
 
+// Which tensor-core products prefill is made of: mma.sync, or Hopper's warpgroup products, which an
+// H100 or H200 has and a build for sm_90a uses.
+enum class CudaPrefill { kMma, kWarpgroup };
+inline constexpr CudaPrefill kDefaultCudaPrefill = CudaPrefill::kMma;
+
 // One layer's attention: its geometry, checked and laid out once. Holds no device memory.
 class CudaAttentionLayer {
  public:
@@ -133,7 +138,10 @@ class CudaAttentionLayer {
   // bfloat16 and float16 with D <= 256 and a multiple of 8 run on tensor cores: softmax and sums in
   // float32, weights rounded to the dtype for their product with V. Anything else (float32, other
   // D) runs in plain float32 arithmetic: exact to float32's rounding, and slow.
-  static absl::StatusOr<CudaAttentionLayer> Create(const AttentionGeometry& geometry, DType dtype);
+  //
+  // Unimplemented also for CudaPrefill::kWarpgroup where device or build do not have it.
+  static absl::StatusOr<CudaAttentionLayer> Create(const AttentionGeometry& geometry, DType dtype,
+                                                   CudaPrefill prefill = kDefaultCudaPrefill);
 
   CudaAttentionLayer() = default;
 
@@ -156,6 +164,7 @@ class CudaAttentionLayer {
   AttentionGeometry geometry_;
   DType dtype_ = DType::kBF16;
   bool tensor_cores_ = false;
+  CudaPrefill prefill_ = kDefaultCudaPrefill;
   int64_t decode_blocks_ = 0;  // what the device runs at once
 };
 

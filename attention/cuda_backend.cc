@@ -142,7 +142,7 @@ absl::Status CudaBackend::RunForward(const AttentionGeometry& geometry,
                                      const CudaAttentionBatch& batch, const MatrixView& query,
                                      const KvCacheView& cache, const MatrixView& out) const {
   LOCKSTEP_ASSIGN_OR_RETURN(const CudaAttentionLayer layer,
-                            CudaAttentionLayer::Create(geometry, cache.dtype));
+                            CudaAttentionLayer::Create(geometry, cache.dtype, options_.prefill));
   return layer.Forward(batch, workspace_, Rows(query), cache, Rows(out), stream_);
 }
 

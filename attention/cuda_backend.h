@@ -25,6 +25,7 @@ class CudaBackend : public AttentionBackend {
   struct Options {
     CudaAttentionWorkspace::Options sizes;
     int64_t block_size = 16;  // the smallest, for the room of block tables
+    CudaPrefill prefill = kDefaultCudaPrefill;
   };
 
   // Errors are CudaAttentionWorkspace::Create's.

@@ -492,24 +492,6 @@ static_assert(kMaxSplits == 64);
 
 // ---- Host ---------------------------------------------------------------------------------------
 
-// fn(T{}, std::integral_constant<int, kDim>{}) for the smallest kDim that holds head_dim.
-template <typename T, typename Fn>
-auto WithDim(int64_t head_dim, Fn fn) {
-  if (head_dim <= 64) return fn(T{}, std::integral_constant<int, 64>{});
-  if (head_dim <= 80) return fn(T{}, std::integral_constant<int, 80>{});
-  if (head_dim <= 96) return fn(T{}, std::integral_constant<int, 96>{});
-  if (head_dim <= 128) return fn(T{}, std::integral_constant<int, 128>{});
-  LOCKSTEP_CHECK(head_dim <= kMaxTensorCoreHeadDim);
-  return fn(T{}, std::integral_constant<int, 256>{});
-}
-
-template <typename Fn>
-auto WithTypes(DType dtype, int64_t head_dim, Fn fn) {
-  LOCKSTEP_CHECK(dtype != DType::kF32);
-  if (dtype == DType::kF16) return WithDim<__half>(head_dim, fn);
-  return WithDim<__nv_bfloat16>(head_dim, fn);
-}
-
 }  // namespace
 
 absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim) {

@@ -138,6 +138,8 @@ struct PrefillParams {
 // run at once on the device. `dtype` is bfloat16 or float16.
 absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim);
 absl::Status PreparePrefill(DType dtype, int64_t head_dim);
+// False where this device, or this build, has no warpgroup products (sm_90a).
+absl::StatusOr<bool> PreparePrefillWgmma(DType dtype, int64_t head_dim);
 
 // At most `num_blocks` blocks loop over the plan's items, at most `num_merge_blocks` over its
 // merges (0: there can be none).
@@ -145,6 +147,8 @@ absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_b
                           int64_t num_merge_blocks, bool programmatic, CudaStream stream);
 absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
                            CudaStream stream);
+absl::Status LaunchPrefillWgmma(const PrefillParams& params, DType dtype, bool programmatic,
+                                CudaStream stream);
 // Any dtype, any head_dim up to kMaxHeadDim, rows of any number per request.
 absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap, DType dtype,
                            bool programmatic, CudaStream stream);

@@ -31,31 +31,6 @@ struct Layout {
   static constexpr int kBlockBytes = kQueryBytes + 4 * kTileBytes;  // Q, then 2 stages of K and V
 };
 
-// The keys the block's rows see, as tiles.
-struct KeyRange {
-  int32_t begin;  // visible to some row
-  int32_t end;
-  int32_t first_tile;  // begin, rounded down to a tile
-  int32_t num_tiles;
-};
-
-__device__ KeyRange KeysOf(const PrefillParams& p, const RowTile& tile) {
-  KeyRange keys;
-  keys.begin = LowestVisible(tile.Position(tile.first_row), p.window);
-  keys.end = tile.Position(tile.first_row + tile.num_rows - 1) + 1;
-  keys.first_tile = keys.begin / kKeys * kKeys;
-  keys.num_tiles = (keys.end - keys.first_tile + kKeys - 1) / kKeys;
-  return keys;
-}
-
-// Cache row of key threadIdx.x of tile i, -1 where no row sees it or there is no such key.
-__device__ int32_t CacheRow(const PrefillParams& p, const KeyRange& keys, const int32_t* table,
-                            int32_t kv_head, int32_t i) {
-  const int32_t key = keys.first_tile + i * kKeys + static_cast<int32_t>(threadIdx.x);
-  if (threadIdx.x >= kKeys || key < keys.begin || key >= keys.end) return -1;
-  return RowIndex(p.kv, table, key, kv_head);
-}
-
 template <typename T, int kDim>
 __device__ void StartQueryCopies(const PrefillParams& p, const RowTile& tile, uint32_t to) {
   constexpr int kChunks = kDim / 8;
@@ -65,10 +40,7 @@ __device__ void StartQueryCopies(const PrefillParams& p, const RowTile& tile, ui
     const int row = i / kChunks;
     const int chunk = i % kChunks;
     const bool valid = row < tile.num_rows && chunk * 8 < p.kv.head_dim;
-    const int32_t packed = tile.first_row + row;
-    const int64_t token = tile.first_token + packed / tile.group;
-    const int64_t head = tile.first_head + packed % tile.group;
-    const int64_t from = token * p.rows.query_stride + head * p.kv.head_dim + chunk * 8;
+    const int64_t from = RowOffset(p, tile, row, p.rows.query_stride) + chunk * 8;
     CopyAsync16(to + row * Layout<kDim>::kRowBytes + chunk * 16, query + (valid ? from : 0), valid);
   }
 }
@@ -92,14 +64,12 @@ __device__ void StartKeyCopies(const PagedKv& kv, const int32_t* cache_rows, uin
   CommitCopies();
 }
 
-// A warp's state: kRowTiles tiles of 16 rows, of which this lane has rows g and g + 8.
+// A warp's state: kRowTiles tiles of 16 rows.
 template <int kDim>
 struct WarpState {
   static constexpr int kRowTiles = Layout<kDim>::kRowTiles;
   float acc[kRowTiles][kDim / 8][4] = {};
-  float max[kRowTiles][2];
-  float sum[kRowTiles][2] = {};  // this lane's columns only
-  int32_t position[kRowTiles][2];
+  SoftmaxRows rows[kRowTiles];
 };
 
 template <typename T, int kDim>
@@ -125,68 +95,6 @@ __device__ void ComputeLogits(uint32_t query, uint32_t keys,
   }
 }
 
-// Logits of rows m become weights; maxima, sums and weighted values follow.
-template <int kDim>
-__device__ void SoftmaxRows(const PrefillParams& p, int32_t first_key, bool masked, int m,
-                            float (&logits)[kKeys / 8][4], WarpState<kDim>& state) {
-  const int lane = threadIdx.x % 32;
-  const bool capped = p.scale.cap_output != 0;
-  const float factor = capped ? 1.0f : p.scale.factor;
-  if (capped) {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) logits[n][j] = Capped(p.scale, logits[n][j]);
-    }
-  }
-  if (masked) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t position = state.position[m][h];
-      const int32_t lowest = LowestVisible(position, p.window);
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-        for (int j = 2 * h; j < 2 * h + 2; ++j) {
-          const int32_t key = first_key + n * 8 + lane % 4 * 2 + j % 2;
-          if (key < lowest || key > position) logits[n][j] = -INFINITY;
-        }
-      }
-    }
-  }
-  float shrink[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float max = state.max[m][h];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-      max = fmaxf(max, fmaxf(logits[n][2 * h], logits[n][2 * h + 1]));
-    }
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
-    const float offset = max == -INFINITY ? 0.0f : max * factor;
-    shrink[h] = max == state.max[m][h] ? 1.0f : Exp2(fmaf(state.max[m][h], factor, -offset));
-    state.max[m][h] = max;
-    float sum = state.sum[m][h] * shrink[h];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        logits[n][j] = Exp2(fmaf(logits[n][j], factor, -offset));
-        sum += logits[n][j];
-      }
-    }
-    state.sum[m][h] = sum;
-  }
-  // Multiplying by 1 changes nothing, so leaving it out does not either.
-  if (!__any_sync(kFullWarp, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) state.acc[m][n][j] *= shrink[j / 2];
-  }
-}
-
 template <typename T, int kDim>
 __device__ void AddValues(uint32_t values,
                           const float (&weights)[Layout<kDim>::kRowTiles][kKeys / 8][4],
@@ -196,13 +104,7 @@ __device__ void AddValues(uint32_t values,
   for (int k = 0; k < kKeys / 16; ++k) {
     uint32_t a[L::kRowTiles][4];
 #pragma unroll
-    for (int m = 0; m < L::kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&w)[4] = weights[m][2 * k + i / 2];
-        a[m][i] = Pack<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
-      }
-    }
+    for (int m = 0; m < L::kRowTiles; ++m) PackWeights<T, kKeys>(weights[m], k, a[m]);
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       uint32_t b[4];
@@ -229,10 +131,7 @@ __device__ void StoreRows(const PrefillParams& p, const RowTile& tile, unsigned 
   for (int m = 0; m < L::kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = state.sum[m][h];
-      sum += __shfl_xor_sync(kFullWarp, sum, 1);
-      sum += __shfl_xor_sync(kFullWarp, sum, 2);
-      const float inverse = 1.0f / sum;
+      const float inverse = InverseSum(state.rows[m], h);
       unsigned char* const to =
           query_memory + (first_row + m * 16 + h * 8 + lane / 4) * L::kRowBytes + lane % 4 * 4;
 #pragma unroll
@@ -248,20 +147,9 @@ __device__ void StoreRows(const PrefillParams& p, const RowTile& tile, unsigned 
     const int row = first_row + i / kChunks;
     const int chunk = i % kChunks;
     if (row >= tile.num_rows || chunk * 8 >= p.kv.head_dim) continue;
-    const int32_t packed = tile.first_row + row;
-    const int64_t token = tile.first_token + packed / tile.group;
-    const int64_t head = tile.first_head + packed % tile.group;
-    *reinterpret_cast<uint4*>(out + token * p.rows.out_stride + head * p.kv.head_dim + chunk * 8) =
+    *reinterpret_cast<uint4*>(out + RowOffset(p, tile, row, p.rows.out_stride) + chunk * 8) =
         *reinterpret_cast<const uint4*>(query_memory + row * L::kRowBytes + chunk * 16);
   }
-}
-
-// A tile where every row sees every key needs no mask.
-__device__ bool NeedsMask(const PrefillParams& p, const RowTile& tile, int32_t first_key) {
-  const int32_t first_position = tile.Position(tile.first_row);
-  const int32_t last_position = tile.Position(tile.first_row + tile.num_rows - 1);
-  return first_key + kKeys - 1 > first_position ||
-         first_key < LowestVisible(last_position, p.window);
 }
 
 template <typename T, int kDim>
@@ -270,15 +158,15 @@ __device__ void AttendRowTile(const PrefillParams& p, const RowTile& tile, int32
   using L = Layout<kDim>;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int64_t table_row = p.table_rows != nullptr ? p.table_rows[tile.request] : tile.request;
-  const int32_t* const table = p.kv.block_tables + table_row * p.kv.max_blocks;
-  const KeyRange keys = KeysOf(p, tile);
+  const int32_t* const table = TableOf(p, tile);
+  const KeyRange keys = KeysOf<kKeys>(p, tile);
   const uint32_t query = SharedAddress(memory);
   const uint32_t stages = query + L::kQueryBytes;
 
   StartQueryCopies<T, kDim>(p, tile, query);
-  if (threadIdx.x < kKeys) cache_rows[0][threadIdx.x] = CacheRow(p, keys, table, kv_head, 0);
-  int32_t next_row = CacheRow(p, keys, table, kv_head, 1);
+  if (threadIdx.x < kKeys)
+    cache_rows[0][threadIdx.x] = CacheRow<kKeys>(p, keys, table, kv_head, 0, threadIdx.x);
+  int32_t next_row = CacheRow<kKeys>(p, keys, table, kv_head, 1, threadIdx.x);
   __syncthreads();
   StartKeyCopies<T, kDim>(p.kv, cache_rows[0], stages);  // one group with Q
 
@@ -289,8 +177,7 @@ __device__ void AttendRowTile(const PrefillParams& p, const RowTile& tile, int32
     for (int h = 0; h < 2; ++h) {
       // Rows beyond the tile's (zero queries, not stored) see what its last one sees.
       const int32_t row = min(warp * L::kWarpRows + m * 16 + h * 8 + lane / 4, tile.num_rows - 1);
-      state.position[m][h] = tile.Position(tile.first_row + row);
-      state.max[m][h] = -INFINITY;
+      state.rows[m].position[h] = tile.Position(tile.first_row + row);
     }
   }
   const uint32_t warp_query =
@@ -301,7 +188,7 @@ __device__ void AttendRowTile(const PrefillParams& p, const RowTile& tile, int32
     if (i + 1 < keys.num_tiles) {
       StartKeyCopies<T, kDim>(p.kv, cache_rows[(i + 1) % 2],
                               stages + (i + 1) % 2 * 2 * L::kTileBytes);
-      next_row = CacheRow(p, keys, table, kv_head, i + 2);
+      next_row = CacheRow<kKeys>(p, keys, table, kv_head, i + 2, threadIdx.x);
       WaitForCopies<1>();
     } else {
       WaitForCopies<0>();
@@ -311,10 +198,16 @@ __device__ void AttendRowTile(const PrefillParams& p, const RowTile& tile, int32
     float logits[L::kRowTiles][kKeys / 8][4] = {};
     ComputeLogits<T, kDim>(warp_query, stage + LaneOffsetColumnsFirst(lane, L::kRowBytes), logits);
     const int32_t first_key = keys.first_tile + i * kKeys;
-    const bool masked = NeedsMask(p, tile, first_key);
+    const bool masked = NeedsMask<kKeys>(p, tile, 0, tile.num_rows - 1, first_key);
 #pragma unroll
     for (int m = 0; m < L::kRowTiles; ++m) {
-      SoftmaxRows<kDim>(p, first_key, masked, m, logits[m], state);
+      Softmax<kKeys>(p, first_key, masked, logits[m], state.rows[m]);
+      if (!state.rows[m].Shrinks()) continue;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) state.acc[m][n][j] *= state.rows[m].shrink[j / 2];
+      }
     }
     AddValues<T, kDim>(stage + L::kTileBytes + LaneOffsetRowsFirst(lane, L::kRowBytes), logits,
                        state);
@@ -343,24 +236,6 @@ __global__ void __launch_bounds__(kThreads, kDim <= 128 ? 2 : 1)
 }
 
 // ---- Host ---------------------------------------------------------------------------------------
-
-// fn(T{}, std::integral_constant<int, kDim>{}) for the smallest kDim that holds head_dim.
-template <typename T, typename Fn>
-absl::Status WithDim(int64_t head_dim, Fn fn) {
-  if (head_dim <= 64) return fn(T{}, std::integral_constant<int, 64>{});
-  if (head_dim <= 80) return fn(T{}, std::integral_constant<int, 80>{});
-  if (head_dim <= 96) return fn(T{}, std::integral_constant<int, 96>{});
-  if (head_dim <= 128) return fn(T{}, std::integral_constant<int, 128>{});
-  LOCKSTEP_CHECK(head_dim <= kMaxTensorCoreHeadDim);
-  return fn(T{}, std::integral_constant<int, 256>{});
-}
-
-template <typename Fn>
-absl::Status WithTypes(DType dtype, int64_t head_dim, Fn fn) {
-  LOCKSTEP_CHECK(dtype != DType::kF32);
-  if (dtype == DType::kF16) return WithDim<__half>(head_dim, fn);
-  return WithDim<__nv_bfloat16>(head_dim, fn);
-}
 
 }  // namespace
 

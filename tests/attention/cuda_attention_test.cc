@@ -11,21 +11,35 @@
 namespace lockstep {
 namespace {
 
-class CudaAttentionTest : public testing::TestWithParam<DType> {
+// "float32", "float16", "bfloat16", and the latter two with prefill by warpgroup products.
+struct Kind {
+  DType dtype;
+  CudaPrefill prefill;
+};
+
+class CudaAttentionTest : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     if (NumCudaDevices() == 0) GTEST_SKIP() << "no CUDA device";
     const auto device = SelectCudaDevice(0);
     ASSERT_TRUE(device.ok()) << device.status();
+    if (GetParam().prefill == CudaPrefill::kWarpgroup && !HasWarpgroupPrefill()) {
+      GTEST_SKIP() << "no warpgroup products";
+    }
+  }
+
+  static DType dtype() { return GetParam().dtype; }
+  static double Tolerance() { return RelativeErrorTolerance(dtype()); }
+  static std::unique_ptr<AttentionBackend> MakeBackend(const ScenarioShape& shape) {
+    return MakeHostFacedCuda(shape, GetParam().prefill);
   }
 
   void ExpectDense(ScenarioShape shape) {
-    shape.kv_dtype = GetParam();
+    shape.kv_dtype = dtype();
     Scenario scenario(shape);
-    RoundQueries(scenario, GetParam());
-    const auto backend = MakeHostFacedCuda(shape);
-    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()),
-              RelativeErrorTolerance(GetParam()))
+    RoundQueries(scenario, dtype());
+    const auto backend = MakeBackend(shape);
+    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), Tolerance())
         << Describe(shape);
   }
 
@@ -40,7 +54,7 @@ class CudaAttentionTest : public testing::TestWithParam<DType> {
     shape.block_size = pick({16, 32, 16, 1, 4, 24});
     shape.sliding_window = pick({0, 0, 0, 1, 5, 64, 100, 300});
     shape.logit_softcap = static_cast<float>(pick({0, 0, 2, 30}));
-    shape.kv_dtype = GetParam();
+    shape.kv_dtype = dtype();
     shape.padding_rows = pick({0, 1, 3});
     shape.group_sizes.clear();
     for (int64_t i = pick({1, 2, 3}); i > 0; --i) {
@@ -112,15 +126,14 @@ TEST_P(CudaAttentionTest, LogitSoftcap) {
         .group_sizes = {4},
         .head_dim = 96,
         .logit_softcap = softcap,
-        .kv_dtype = GetParam(),
+        .kv_dtype = dtype(),
         .seed = 5};
     Scenario scenario(shape);
     for (float& q : scenario.data()[0].queries) q *= 8;  // logits far beyond the cap
-    RoundQueries(scenario, GetParam());
-    const auto backend = MakeHostFacedCuda(shape);
+    RoundQueries(scenario, dtype());
+    const auto backend = MakeBackend(shape);
     // A capped logit near the largest adds many like weights: nothing cancels.
-    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()),
-              2 * RelativeErrorTolerance(GetParam()))
+    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), 2 * Tolerance())
         << softcap;
   }
 }
@@ -129,20 +142,20 @@ TEST_P(CudaAttentionTest, LargeLogitsDoNotOverflow) {
   const ScenarioShape shape = {
       .requests = {{.query_len = 2, .seq_len = 300}, {.query_len = 1, .seq_len = 300}},
       .head_dim = 16,
-      .kv_dtype = GetParam()};
+      .kv_dtype = dtype()};
   Scenario scenario(shape);
   for (RequestData& data : scenario.data()) {
     for (float& q : data.queries) q *= 1000;
     for (float& k : data.keys) k *= 1000;
   }
-  for (float x : scenario.RunStep(*MakeHostFacedCuda(shape))) EXPECT_TRUE(std::isfinite(x));
+  for (float x : scenario.RunStep(*MakeBackend(shape))) EXPECT_TRUE(std::isfinite(x));
 }
 
 TEST_P(CudaAttentionTest, BatchEqualsAloneBitForBit) {
   for (uint32_t seed = 100; seed < 140; ++seed) {
     const ScenarioShape shape = RandomShape(seed);
     Scenario scenario(shape);
-    const auto backend = MakeHostFacedCuda(shape);
+    const auto backend = MakeBackend(shape);
     const std::vector<float> batch = scenario.RunStep(*backend);
     std::vector<float> alone;
     for (size_t i = 0; i < shape.requests.size(); ++i) {
@@ -163,9 +176,9 @@ TEST_P(CudaAttentionTest, ChunkedEqualsWholeBitForBit) {
                                    .group_sizes = {3, 2},
                                    .head_dim = 64,
                                    .sliding_window = window,
-                                   .kv_dtype = GetParam()};
+                                   .kv_dtype = dtype()};
       Scenario scenario(shape);
-      const auto backend = MakeHostFacedCuda(shape);
+      const auto backend = MakeBackend(shape);
       const std::vector<float> whole = scenario.RunStep(*backend);
       scenario.PoisonAll();
       std::vector<float> chunked;
@@ -186,9 +199,9 @@ TEST_P(CudaAttentionTest, RepeatedRunsAreEqualBitForBit) {
                                             {.query_len = 40, .seq_len = 500}},
                                .group_sizes = {7, 20},
                                .head_dim = 128,
-                               .kv_dtype = GetParam()};
+                               .kv_dtype = dtype()};
   Scenario scenario(shape);
-  const auto backend = MakeHostFacedCuda(shape);
+  const auto backend = MakeBackend(shape);
   const std::vector<float> first = scenario.RunStep(*backend);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(SameBits(first, scenario.RunStep(*backend))) << i;
 }
@@ -198,20 +211,20 @@ TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
     const ScenarioShape shape = {
         .requests = {{.query_len = query_len, .seq_len = 5}, {.query_len = 0, .seq_len = 7}},
         .group_sizes = {2},
-        .kv_dtype = GetParam(),
+        .kv_dtype = dtype(),
         .padding_rows = 4};
     Scenario scenario(shape);
-    RoundQueries(scenario, GetParam());
-    const std::vector<float> out = scenario.RunStep(*MakeHostFacedCuda(shape));
-    EXPECT_LT(RelativeError(out, scenario.Expected()), RelativeErrorTolerance(GetParam()));
+    RoundQueries(scenario, dtype());
+    const std::vector<float> out = scenario.RunStep(*MakeBackend(shape));
+    EXPECT_LT(RelativeError(out, scenario.Expected()), Tolerance());
     for (size_t i = query_len * 16; i < out.size(); ++i) EXPECT_EQ(out[i], 0.0f);
   }
 }
 
 TEST_P(CudaAttentionTest, AnEmptyBatchIsAllPadding) {
-  const ScenarioShape shape = {.requests = {}, .kv_dtype = GetParam(), .padding_rows = 3};
+  const ScenarioShape shape = {.requests = {}, .kv_dtype = dtype(), .padding_rows = 3};
   Scenario scenario(shape);
-  EXPECT_EQ(scenario.RunStep(*MakeHostFacedCuda(shape)), std::vector<float>(3 * 8, 0.0f));
+  EXPECT_EQ(scenario.RunStep(*MakeBackend(shape)), std::vector<float>(3 * 8, 0.0f));
 }
 
 // A NaN that one request sees is not seen by another, nor by its own rows whose window has passed.
@@ -221,9 +234,9 @@ TEST_P(CudaAttentionTest, InvisibleNanDoesNotLeak) {
       .group_sizes = {2},
       .head_dim = 64,
       .sliding_window = 70,
-      .kv_dtype = GetParam()};
+      .kv_dtype = dtype()};
   Scenario scenario(shape);
-  const auto backend = MakeHostFacedCuda(shape);
+  const auto backend = MakeBackend(shape);
   const std::vector<float> clean = scenario.RunStep(*backend);
   for (RequestData& data : scenario.data()) {
     data.values[20 * 64] = NAN;
@@ -235,7 +248,7 @@ TEST_P(CudaAttentionTest, InvisibleNanDoesNotLeak) {
     const int64_t position = row == 0 ? 399 : row - 1;
     if (position >= 20 && position < 90) {
       EXPECT_TRUE(std::isnan(spoilt[row * width])) << row;
-    } else if (position >= 20 + 70 + 64 || GetParam() == DType::kF32) {
+    } else if (position >= 20 + 70 + 128 || dtype() == DType::kF32) {
       // Rows nearer to it may share a tile with rows that see it.
       EXPECT_EQ(std::memcmp(&clean[row * width], &spoilt[row * width], width * 4), 0) << row;
     }
@@ -247,12 +260,12 @@ TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
   for (const bool write_float32 : {true, false}) {
     for (const int64_t dim : {5, 16}) {
       const int64_t count = kBlocks * kHeads * kBlockSize * dim;
-      const int64_t bytes = count * SizeOf(GetParam());
+      const int64_t bytes = count * SizeOf(dtype());
       std::vector<char> cache_keys(bytes, 0x5a), cache_values(bytes, 0x5a);
       std::vector<char> expected_keys(bytes, 0x5a), expected_values(bytes, 0x5a);
       const KvCacheView cache = {.keys = cache_keys.data(),
                                  .values = cache_values.data(),
-                                 .dtype = GetParam(),
+                                 .dtype = dtype(),
                                  .num_blocks = kBlocks,
                                  .num_kv_heads = kHeads,
                                  .block_size = kBlockSize,
@@ -281,21 +294,29 @@ TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
         if (slots[t] == kNoSlot) continue;
         for (int64_t head = 0; head < kHeads; ++head) {
           const int64_t offset =
-              SizeOf(GetParam()) * cache.Offset(slots[t] / kBlockSize, head, slots[t] % kBlockSize);
+              SizeOf(dtype()) * cache.Offset(slots[t] / kBlockSize, head, slots[t] % kBlockSize);
           const int64_t from = (t * kHeads + head) * dim;
-          Convert(DType::kF32, &keys[from], GetParam(), &expected_keys[offset], dim);
-          Convert(DType::kF32, &values[from], GetParam(), &expected_values[offset], dim);
+          Convert(DType::kF32, &keys[from], dtype(), &expected_keys[offset], dim);
+          Convert(DType::kF32, &values[from], dtype(), &expected_values[offset], dim);
         }
       }
-      EXPECT_EQ(cache_keys, expected_keys) << Name(GetParam()) << dim;
-      EXPECT_EQ(cache_values, expected_values) << Name(GetParam()) << dim;
+      EXPECT_EQ(cache_keys, expected_keys) << Name(dtype()) << dim;
+      EXPECT_EQ(cache_values, expected_values) << Name(dtype()) << dim;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CudaAttentionTest,
-                         testing::Values(DType::kF32, DType::kF16, DType::kBF16),
-                         [](const auto& info) { return std::string(Name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Kinds, CudaAttentionTest,
+                         testing::Values(Kind{DType::kF32, CudaPrefill::kMma},
+                                         Kind{DType::kF16, CudaPrefill::kMma},
+                                         Kind{DType::kBF16, CudaPrefill::kMma},
+                                         Kind{DType::kF16, CudaPrefill::kWarpgroup},
+                                         Kind{DType::kBF16, CudaPrefill::kWarpgroup}),
+                         [](const auto& info) {
+                           const bool warpgroup = info.param.prefill == CudaPrefill::kWarpgroup;
+                           return std::string(Name(info.param.dtype)) +
+                                  (warpgroup ? "_warpgroup" : "");
+                         });
 
 TEST(CudaSelectorTest, ChoosesCudaForItsDevice) {
   const AttentionRequirements requirements = {.device = "cuda",

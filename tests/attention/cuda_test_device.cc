@@ -179,8 +179,19 @@ CudaBackend::Options OptionsFor(const ScenarioShape& shape) {
   return options;
 }
 
-std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape) {
-  return std::make_unique<HostFacedCuda>(OptionsFor(shape), shape.seed % 2 == 0);
+std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape,
+                                                    CudaPrefill prefill) {
+  CudaBackend::Options options = OptionsFor(shape);
+  options.prefill = prefill;
+  return std::make_unique<HostFacedCuda>(options, shape.seed % 2 == 0);
+}
+
+bool HasWarpgroupPrefill() {
+  const AttentionGeometry geometry = {
+      .num_query_heads = 1, .num_kv_heads = 1, .head_dim = 64, .kv_groups = {{0, 1}}, .scale = 1};
+  const auto layer = CudaAttentionLayer::Create(geometry, DType::kBF16, CudaPrefill::kWarpgroup);
+  LOCKSTEP_CHECK(layer.ok() || layer.status().code() == absl::StatusCode::kUnimplemented);
+  return layer.ok();
 }
 
 }  // namespace lockstep

@@ -60,6 +60,9 @@ class HostFacedCuda : public AttentionBackend {
 
 // A backend with room for the scenario.
 CudaBackend::Options OptionsFor(const ScenarioShape& shape);
-std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape);
+std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape,
+                                                    CudaPrefill prefill = kDefaultCudaPrefill);
+// False where the device or the build has no warpgroup products.
+bool HasWarpgroupPrefill();
 
 }  // namespace lockstep

@@ -76,7 +76,7 @@ void FillRandom(const DeviceBuffer& buffer, std::mt19937& rng) {
 class Case {
  public:
   Case(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len,
-       CudaAttentionWorkspace::Options options, CudaStream stream)
+       CudaAttentionWorkspace::Options options, CudaPrefill prefill, CudaStream stream)
       : heads_(heads), stream_(stream), rng_(1) {
     const int64_t max_blocks = (seq_len + kBlockSize - 1) / kBlockSize;
     const int64_t blocks = requests * max_blocks;
@@ -117,7 +117,7 @@ class Case {
     for (int64_t h = 0; h < heads.kv; ++h) {
       geometry.kv_groups.push_back({h * heads.query / heads.kv, (h + 1) * heads.query / heads.kv});
     }
-    layer_ = Must(CudaAttentionLayer::Create(geometry, DType::kBF16));
+    layer_ = Must(CudaAttentionLayer::Create(geometry, DType::kBF16, prefill));
     options.max_num_requests = requests;
     options.max_num_tokens = rows;
     options.max_model_len = std::max<int64_t>(seq_len, 32768);
@@ -189,7 +189,7 @@ class Case {
 
 void Decode(Heads heads, int64_t requests, int64_t seq_len,
             const CudaAttentionWorkspace::Options& options, CudaStream stream) {
-  Case c(heads, requests, 1, seq_len, options, stream);
+  Case c(heads, requests, 1, seq_len, options, kDefaultCudaPrefill, stream);
   const double seconds = c.Time();
   const double bytes = static_cast<double>(4 * heads.kv * heads.dim * requests * seq_len);
   std::printf(
@@ -201,14 +201,18 @@ void Decode(Heads heads, int64_t requests, int64_t seq_len,
 }
 
 void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, CudaStream stream) {
-  Case c(heads, requests, query_len, seq_len, {}, stream);
-  const double seconds = c.Time();
   const double pairs = static_cast<double>(query_len * (seq_len - query_len)) +
                        0.5 * static_cast<double>(query_len * (query_len + 1));
   const double flop = 4 * static_cast<double>(heads.query * heads.dim * requests) * pairs;
-  std::printf("prefill %2ld/%ld heads D=%3ld B=%3ld rows=%5ld ctx=%5ld: %8.1f us  %6.1f TFLOP/s\n",
-              heads.query, heads.kv, heads.dim, requests, query_len, seq_len, seconds * 1e6,
-              flop / seconds * 1e-12);
+  for (const CudaPrefill prefill : {CudaPrefill::kMma, CudaPrefill::kWarpgroup}) {
+    Case c(heads, requests, query_len, seq_len, {}, prefill, stream);
+    const double seconds = c.Time();
+    std::printf(
+        "prefill %2ld/%ld heads D=%3ld B=%3ld rows=%5ld ctx=%5ld %s: %8.1f us  %6.1f TFLOP/s\n",
+        heads.query, heads.kv, heads.dim, requests, query_len, seq_len,
+        prefill == CudaPrefill::kMma ? "mma      " : "warpgroup", seconds * 1e6,
+        flop / seconds * 1e-12);
+  }
 }
 
 void Run(const std::string& what) {
