@@ -349,11 +349,14 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
     const int64_t most_splits =
         std::min(options.max_splits, CeilDivide(options.max_model_len, options.min_split_keys));
     const int64_t most_items = batch.num_requests * most_splits * params.num_head_tiles;
-    const int64_t most_merges =
-        most_splits > 1 ? batch.num_requests * geometry_.num_query_heads : 0;
     LOCKSTEP_RETURN_IF_ERROR(LaunchDecode(
-        params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_),
-        std::min(CeilDivide(most_merges, kMergeWarps), decode_blocks_), programmatic, stream));
+        params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
+    if (most_splits > 1) {
+      const int64_t most_merges = batch.num_requests * geometry_.num_query_heads;
+      LOCKSTEP_RETURN_IF_ERROR(LaunchMerge(
+          params, dtype_,
+          std::clamp<int64_t>(CeilDivide(most_merges, kMergeWarps), 1, decode_blocks_), stream));
+    }
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
   return prefill_ == CudaPrefill::kWarpgroup

@@ -151,6 +151,11 @@ __device__ inline int32_t RowIndex(const PagedKv& kv, const int32_t* table, int3
   return (table[block] * kv.num_kv_heads + kv_head) * kv.block_size + (key - block * kv.block_size);
 }
 
+// Row of partials of (request, head), of which each split has head_dim floats.
+__device__ inline int64_t PartialRow(const DecodeParams& p, int32_t request, int32_t head) {
+  return (int64_t{request} * p.rows.num_query_heads + head) * p.max_splits;
+}
+
 // Rows [first, T) of out become zero; `thread` of `num_threads` in the grid. Rows are multiples of
 // 16 bytes where T is a 2-byte type.
 template <typename T>

@@ -141,10 +141,12 @@ absl::Status PreparePrefill(DType dtype, int64_t head_dim);
 // False where this device, or this build, has no warpgroup products (sm_90a).
 absl::StatusOr<bool> PreparePrefillWgmma(DType dtype, int64_t head_dim);
 
-// At most `num_blocks` blocks loop over the plan's items, at most `num_merge_blocks` over its
-// merges (0: there can be none).
+// At most `num_blocks` blocks loop over the plan's items.
 absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
-                          int64_t num_merge_blocks, bool programmatic, CudaStream stream);
+                          bool programmatic, CudaStream stream);
+// At most `num_blocks` blocks loop over the plan's merges. Right behind LaunchDecode.
+absl::Status LaunchMerge(const DecodeParams& params, DType dtype, int64_t num_blocks,
+                         CudaStream stream);
 absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
                            CudaStream stream);
 absl::Status LaunchPrefillWgmma(const PrefillParams& params, DType dtype, bool programmatic,
