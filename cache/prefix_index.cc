@@ -50,6 +50,13 @@ PrefixIndex::Chain PrefixIndex::Acquire(const std::string& salt, std::span<const
   return chain;
 }
 
+bool PrefixIndex::Continues(const std::string& salt, std::span<const int32_t> tokens,
+                            const Chain& chain) const {
+  if ((chain.num_blocks + 1) * block_size_ > std::ssize(tokens)) return false;
+  const int32_t* own = tokens.data() + chain.num_blocks * block_size_;
+  return Find(salt, chain, HashOf(salt, chain, own), own) >= 0;
+}
+
 void PrefixIndex::Insert(const std::string& salt, Chain& chain, std::span<const int32_t> tokens,
                          BlockId block) {
   LOCKSTEP_CHECK(static_cast<int64_t>(tokens.size()) == block_size_);

@@ -37,6 +37,11 @@ class PrefixIndex {
   Chain Acquire(const std::string& salt, std::span<const int32_t> tokens, int64_t max_blocks,
                 std::vector<BlockId>& blocks);
 
+  // Whether the sequence, of which `chain` has been followed, goes on with a known block. A chain
+  // whose last block has been forgotten meanwhile does not.
+  bool Continues(const std::string& salt, std::span<const int32_t> tokens,
+                 const Chain& chain) const;
+
   // The next full block of the sequence that `chain` has followed: `tokens` are the block's own,
   // [block_size]. The caller owns the block, its K and V are going to be what the tokens say before
   // anyone reads them. Where the sequence is known already, the older block stays the known one.

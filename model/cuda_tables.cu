@@ -1,5 +1,4 @@
 #include "model/cuda_tables.h"
-
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {

@@ -209,12 +209,18 @@ void BatchState::FoldPlan(const StepPlanView& plan) {
   digest_ = HashBytes(&plan.step, sizeof(plan.step), digest_);
   fold(plan.freed_slots);
   fold(plan.new_requests);
+  fold(plan.history);
+  fold(plan.logit_bias);
+  fold(plan.banned_ids);
   fold(plan.block_runs);
   fold(plan.blocks);
   fold(plan.block_copies);
   fold(std::span<const int32_t>(token_ids_));
   fold(plan.request_slots);
+  fold(plan.outputs);
   fold(plan.seq_lens);
+  fold(plan.logits_rows);
+  fold(plan.logprob_targets);
 }
 
 }  // namespace lockstep

@@ -96,10 +96,13 @@ void EngineLoop::RequestStop() {
   wake_.notify_one();
 }
 
-void EngineLoop::ReadInbox() {
+bool EngineLoop::ReadInbox() {
+  bool stopping;
   {
+    // Both at once: nothing is accepted behind the wish to stop, so nothing is left behind.
     const std::lock_guard lock(mutex_);
     reading_.swap(inbox_);
+    stopping = stop_requested_;
   }
   for (Message& message : reading_) {
     if (message.request.has_value()) {
@@ -109,6 +112,7 @@ void EngineLoop::ReadInbox() {
     }
   }
   reading_.clear();
+  return stopping;
 }
 
 absl::Status EngineLoop::RunUntilIdle() {
@@ -128,12 +132,7 @@ absl::Status EngineLoop::RunUntilIdle() {
 absl::Status EngineLoop::Run() {
   LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
   while (true) {
-    ReadInbox();
-    bool stopping;
-    {
-      const std::lock_guard lock(mutex_);
-      stopping = stop_requested_;
-    }
+    const bool stopping = ReadInbox();
     if (stopping) scheduler_->CancelAll();
     if (!scheduler_->idle()) {
       LOCKSTEP_RETURN_IF_ERROR(Step());

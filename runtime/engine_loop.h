@@ -81,7 +81,8 @@ class EngineLoop : public Engine {
 
   absl::Status CheckRank(bool wants_rank_0) const;
   absl::Status CheckOpen() const;
-  void ReadInbox();
+  // Takes what other threads have asked for; true when they want the engine to stop.
+  bool ReadInbox();
   // Rank 0. Keeps steps_in_flight steps planned, and lands the oldest.
   absl::Status Step();
   absl::Status LaunchStep(bool* launched);

@@ -125,13 +125,19 @@ void Scheduler::Preempt(Choice& choice) {
   LeaveBatch(choice);
   ++stats_.num_preemptions;
   choice.landing = choice.num_steps_in_flight > 0;
-  if (!choice.landing) waiting_.emplace(choice.order(), std::move(owner));
+  if (choice.landing) {
+    landing_.insert(choice.order());
+  } else {
+    waiting_.emplace(choice.order(), std::move(owner));
+  }
 }
 
 // Moves the head of the queue into the batch; false when it has to wait. Others do not overtake it.
 bool Scheduler::Admit(StepPlan& plan) {
   if (waiting_.empty() || free_slots_.empty()) return false;
   const ChoicePtr choice = waiting_.begin()->second;
+  // One that was preempted comes back soon, and its place is before this one's.
+  if (!landing_.empty() && *landing_.begin() < choice->order()) return false;
   if (choice->wants_prompt_rows() && score_rows_left_ == 0) return false;
   if (!TakeBlocks(*choice, plan)) return false;
   waiting_.erase(waiting_.begin());
@@ -146,12 +152,17 @@ bool Scheduler::Admit(StepPlan& plan) {
   return Plan(choice, plan);
 }
 
+// It did not fit before, and nothing has changed that could make it fit now.
+bool Scheduler::IsBlocked(const Choice& choice) const {
+  return blocked_.order == choice.order() && blocked_.num_releases == blocks_.num_releases() &&
+         blocked_.num_running == running_.size() &&
+         !(UsesPrefixes(choice) &&
+           prefixes_.Continues(choice.request->cache_salt, choice.tokens, blocked_.chain));
+}
+
 // Blocks for all known tokens: shared ones as far as they are there, new ones for the rest.
 bool Scheduler::TakeBlocks(Choice& choice, StepPlan& plan) {
-  const bool nothing_changed = blocked_.order == choice.order() &&
-                               blocked_.num_releases == blocks_.num_releases() &&
-                               blocked_.num_running == running_.size();
-  if (nothing_changed) return false;
+  if (IsBlocked(choice)) return false;
   const int64_t block_size = limits_.block_size;
   const int64_t num_tokens = std::ssize(choice.tokens);
   int64_t num_computed = 0;
@@ -206,8 +217,8 @@ bool Scheduler::Reserve(int64_t num_blocks, Choice& choice) {
   }
   blocks_.Release(choice.blocks);
   choice.blocks.clear();
+  blocked_ = {choice.order(), choice.chain, blocks_.num_releases(), running_.size()};
   choice.chain = {};
-  blocked_ = {choice.order(), blocks_.num_releases(), running_.size()};
   return false;
 }
 

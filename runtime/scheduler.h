@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -111,6 +112,7 @@ class Scheduler {
   void TellFreedSlots(StepPlan& plan);
   void UntellFreedSlots(const StepPlan& plan);
   bool Admit(StepPlan& plan);
+  bool IsBlocked(const Choice& choice) const;
   bool TakeBlocks(Choice& choice, StepPlan& plan);
   bool CanFork(const Choice& choice) const;
   bool Reserve(int64_t num_blocks, Choice& choice);
@@ -148,9 +150,12 @@ class Scheduler {
   std::vector<int32_t> freed_slots_;  // to be told in the next plan
   std::vector<int32_t> lost_blocks_;  // with poison_freed_blocks: to be told in the next plan
 
+  std::set<Order> landing_;  // preempted, to wait again once their last step has landed
+
   // The head of the queue did not fit, and nothing has become free since.
   struct {
     Order order;
+    PrefixIndex::Chain chain;  // as far as the prefix cache knew its tokens
     uint64_t num_releases = 0;
     size_t num_running = 0;
   } blocked_;

@@ -10,6 +10,15 @@
 
 namespace lockstep {
 
+namespace {
+
+bool ChangesLogits(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+         sampling.presence_penalty != 0 || !sampling.logit_bias.empty() || sampling.min_tokens > 0;
+}
+
+}  // namespace
+
 void Scheduler::DeliverPromptLogits(int64_t b, int64_t first_position, int64_t rows,
                                     const float* logits) {
   Choice& choice = *in_flight_.back()[static_cast<size_t>(b)].choice;
@@ -74,6 +83,7 @@ void Scheduler::Land(const PlannedChoice& planned, int32_t token, PositionLogpro
   }
   if (choice.landing && choice.num_steps_in_flight == 0 && !choice.ended) {
     choice.landing = false;
+    landing_.erase(choice.order());
     waiting_.emplace(choice.order(), planned.choice);
   }
 }
@@ -114,6 +124,9 @@ void Scheduler::Accept(Choice& choice, int32_t token, PositionLogprobs logprobs)
     event.finish = FinishReason::kError;
     event.error =
         absl::StrFormat("the logits of position %d hold NaN or infinity", choice.tokens.size() - 1);
+    if (ChangesLogits(choice.sampling())) {
+      event.error += ", or what the request bans and adds leaves none that is finite";
+    }
   } else if (IsEndToken(choice, token)) {
     event.finish = FinishReason::kStop;
     event.stop_token = token;
@@ -144,6 +157,7 @@ void Scheduler::Finish(Choice& choice, RequestEvent event) {
 void Scheduler::End(Choice& choice) {
   choice.ended = true;
   choice.landing = false;
+  landing_.erase(choice.order());
   if (choice.in_batch()) LeaveBatch(choice);
   waiting_.erase(choice.order());
   ++stats_.num_finished;

@@ -33,12 +33,16 @@ inline uint32_t Mix32(uint32_t x) {
 // A uniform variable on [-a, a) has standard deviation a / sqrt(3).
 constexpr float kHalfWidth = 0.02f * 1.7320508f;
 
+// The choice among clones is made before the thread sanitizer can run: it would crash.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+#define LOCKSTEP_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define LOCKSTEP_CLONES
+#endif
+
 // Columns [begin, begin + count) of the row with this key. Compiled for several instruction sets,
 // chosen when the program starts: baseline x86-64 has no 32-bit vector multiply.
-__attribute__((target_clones("avx512f", "avx2", "default"))) void FillRow(uint32_t row_key,
-                                                                          int64_t begin,
-                                                                          int64_t count,
-                                                                          float* out) {
+LOCKSTEP_CLONES void FillRow(uint32_t row_key, int64_t begin, int64_t count, float* out) {
   const auto first = static_cast<uint32_t>(begin);
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = Mix32(row_key + (first + static_cast<uint32_t>(i)) * 0x9e3779b9u);

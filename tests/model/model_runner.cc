@@ -39,7 +39,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelSour
   const int64_t num_blocks = 2 * options.max_model_len / kBlockSize;
   LOCKSTEP_ASSIGN_OR_RETURN(KvPool pool, KvPool::Create(shape, num_blocks));
   runner->pool_ = std::make_unique<KvPool>(std::move(pool));
-  for (int64_t block = 0; block < num_blocks; ++block) LOCKSTEP_CHECK(runner->pool_->Poison(block).ok());
+  for (int64_t block = 0; block < num_blocks; ++block)
+    LOCKSTEP_CHECK(runner->pool_->Poison(block).ok());
   runner->free_blocks_.resize(num_blocks);
   std::iota(runner->free_blocks_.begin(), runner->free_blocks_.end(), 0);
   std::shuffle(runner->free_blocks_.begin(), runner->free_blocks_.end(), std::mt19937(7));

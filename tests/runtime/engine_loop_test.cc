@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <ctime>
@@ -175,8 +176,35 @@ TEST(EngineLoopTest, CancelFromACallbackAndFromAnotherThread) {
   }
 }
 
-// A communicator that garbles one byte of the n-th plan that this rank receives: the seed of a new
-// request, which every check of the plan lets pass.
+// What was accepted before the wish to stop gets its last event, be it the callback of a cancelled
+// request that submits it.
+TEST(EngineLoopTest, WhatIsAcceptedBeforeTheStopIsCancelled) {
+  Result first, second;
+  ExpectOk(RunLocalRanks(1, [&](Communicator& communicator) -> absl::Status {
+    LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator));
+    Request request = Recorded({1}, Greedy(90), &first);
+    request.on_event = [&, record = request.on_event](const RequestEvent& event) {
+      if (event.finish == FinishReason::kNone) {
+        engine->Cancel(event.id);
+      } else {
+        EXPECT_TRUE(engine->Submit(Recorded({5}, Greedy(3), &second)).ok());
+        engine->RequestStop();
+      }
+      return record(event);
+    };
+    LOCKSTEP_RETURN_IF_ERROR(engine->Submit(std::move(request)).status());
+    LOCKSTEP_RETURN_IF_ERROR(engine->Run());
+    return engine->Stop();
+  }));
+  EXPECT_EQ(first.finish, FinishReason::kCancelled);
+  EXPECT_EQ(second.finish, FinishReason::kCancelled);
+}
+
+// A communicator that garbles one bit of a plan that rank 1 receives: of the seed or the bias of a
+// new request, which every check of the plan lets pass.
+constexpr uint64_t kMarkedSeed = 0x5eed5eed5eed5eed;
+constexpr double kMarkedBias = 99.123456789;
+
 class GarblingCommunicator : public Communicator {
  public:
   explicit GarblingCommunicator(Communicator& inner) : inner_(inner) {}
@@ -201,11 +229,12 @@ class GarblingCommunicator : public Communicator {
   absl::Status Broadcast(void* data, int64_t bytes, int root) override {
     LOCKSTEP_RETURN_IF_ERROR(inner_.Broadcast(data, bytes, root));
     if (inner_.rank() != 1) return absl::OkStatus();
-    const uint64_t marker = 0x5eed5eed5eed5eed;
-    char* const begin = static_cast<char*>(data);
-    char* const found = std::search(begin, begin + bytes, reinterpret_cast<const char*>(&marker),
-                                    reinterpret_cast<const char*>(&marker) + sizeof(marker));
-    if (found != begin + bytes) *found ^= 1;
+    for (const uint64_t marker : {kMarkedSeed, std::bit_cast<uint64_t>(kMarkedBias)}) {
+      char* const begin = static_cast<char*>(data);
+      char* const found = std::search(begin, begin + bytes, reinterpret_cast<const char*>(&marker),
+                                      reinterpret_cast<const char*>(&marker) + sizeof(marker));
+      if (found != begin + bytes) *found ^= 1;
+    }
     return absl::OkStatus();
   }
   absl::Status Barrier() override { return inner_.Barrier(); }
@@ -214,7 +243,9 @@ class GarblingCommunicator : public Communicator {
   Communicator& inner_;
 };
 
-TEST(EngineLoopTest, ARankThatPartsIsNamedByAll) {
+class PartingTest : public testing::TestWithParam<bool> {};
+
+TEST_P(PartingTest, ARankThatPartsIsNamedByAll) {
   const auto statuses = RunLocalRanks(3, [&](Communicator& inner) -> absl::Status {
     GarblingCommunicator communicator(inner);
     LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator));
@@ -223,7 +254,8 @@ TEST(EngineLoopTest, ARankThatPartsIsNamedByAll) {
     SamplingParams sampling = Greedy(9);
     LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({1}, sampling, &result)).status());
     LOCKSTEP_RETURN_IF_ERROR(engine->RunUntilIdle());
-    sampling.seed = 0x5eed5eed5eed5eed;
+    if (GetParam()) sampling.seed = kMarkedSeed;
+    if (!GetParam()) sampling.logit_bias = {{15, kMarkedBias}};
     LOCKSTEP_RETURN_IF_ERROR(engine->Submit(Recorded({1}, sampling, &result)).status());
     return engine->RunUntilIdle();
   });
@@ -233,6 +265,8 @@ TEST(EngineLoopTest, ARankThatPartsIsNamedByAll) {
         << status;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(SeedAndBias, PartingTest, testing::Bool());
 
 // A fault inside a step: the rank that met it says so, and nobody hangs.
 TEST(EngineLoopTest, FaultInAStepEndsAllRanks) {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 
 #include "runtime/batch_state.h"
 #include "runtime/sampler.h"
@@ -496,6 +497,48 @@ TEST(SchedulerTest, CancelEndsEveryChoiceAndFreesItsBlocks) {
     EXPECT_EQ(harness.scheduler().stats().num_free_blocks, 64);
     harness.RunAll();
   }
+}
+
+// Its place in the queue is kept while its last step is on its way.
+TEST(SchedulerTest, WhoWasPreemptedIsNotOvertaken) {
+  for (const int steps_in_flight : {1, 2}) {
+    SchedulerOptions options = TestOptions();
+    options.enable_prefix_caching = false;
+    Harness harness(TestLimits(32, 30), options, steps_in_flight);
+    std::string order;  // of their ends
+    const auto submit = [&](char name, int64_t length, int64_t max_tokens) {
+      Request request;
+      request.prompt.assign(static_cast<size_t>(length), 1);
+      request.sampling.max_tokens = max_tokens;
+      request.on_event = [&order, name](const RequestEvent& event) {
+        if (event.finish != FinishReason::kNone) order.push_back(name);
+        return true;
+      };
+      ASSERT_TRUE(harness.Submit(std::move(request)).ok());
+    };
+    submit('a', 20, 70);
+    submit('b', 60, 30);
+    submit('c', 36, 40);
+    harness.RunAll();
+    EXPECT_GT(harness.scheduler().stats().num_preemptions, 0);
+    EXPECT_EQ(order, "abc") << steps_in_flight;
+  }
+}
+
+// Two equal prompts, of which the pool holds one: the second shares the first one's blocks while
+// that still runs.
+TEST(SchedulerTest, WhoDidNotFitMayFitOnceItsPrefixIsKnown) {
+  Harness harness(TestLimits(256, 25));
+  std::mt19937 random(1);
+  const std::vector<int32_t> prompt = RandomPrompt(random, 60);
+  Log logs[2];
+  for (Log& log : logs) ASSERT_TRUE(harness.Submit(MakeRequest(prompt, 20, &log)).ok());
+  harness.Step();
+  EXPECT_EQ(harness.scheduler().stats().num_running, 1);
+  harness.Step();
+  EXPECT_EQ(harness.scheduler().stats().num_running, 2);
+  harness.RunAll();
+  for (const Log& log : logs) EXPECT_EQ(log.tokens, Generate(prompt, 20));
 }
 
 TEST(SchedulerTest, MinTokensBansTheEndsInThePlan) {
