@@ -112,7 +112,8 @@ OptionGroup LogitGroup(SamplingFlags* sampling) {
            "X, a negative one multiplied.",
            FromFile(SamplingParams().repetition_penalty), false,
            StoreNumber(
-               &sampling->repetition_penalty, [](double x) { return x > 0; }, "above 0")},
+               &sampling->repetition_penalty, [](double x) { return x >= 1e-6 && x <= 1e6; },
+               "1e-6 to 1e6")},
           {"--frequency-penalty", "X",
            "Subtracted from a token's logit for each time that the answer holds it: -2 to 2.", "0",
            false, StoreNumber(&sampling->frequency_penalty, penalty, "between -2 and 2")},

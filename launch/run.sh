@@ -23,6 +23,9 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=no
 export OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader,tcp}  # tcp where /dev/shm is too small
 
+# mpirun reads the standard input of whoever called, wanted or not: it gets it where a prompt comes from there.
+[[ " $* " =~ [\ =]-\ |/dev/stdin ]] || exec </dev/null
+
 status=0
 mpirun -q -np "$ranks" "$lockstep" "$@" || status=$?
 if [ "$status" -gt 128 ]; then

@@ -52,10 +52,10 @@ absl::Status CheckDraw(const SamplingParams& sampling) {
 }
 
 absl::Status CheckPenalties(const SamplingParams& sampling, int64_t vocab_size) {
-  if (!(sampling.repetition_penalty > 0) || !std::isfinite(sampling.repetition_penalty)) {
+  // Beyond these a logit divided by it, or multiplied, leaves the range of float32.
+  if (!(sampling.repetition_penalty >= 1e-6) || !(sampling.repetition_penalty <= 1e6)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("repetition_penalty is %g: it must be a finite number above 0 (1 turns it "
-                        "off)",
+        absl::StrFormat("repetition_penalty is %g: it must be 1e-06 to 1e+06 (1 turns it off)",
                         sampling.repetition_penalty));
   }
   LOCKSTEP_RETURN_IF_ERROR(CheckReal("frequency_penalty", sampling.frequency_penalty, -2, 2));

@@ -256,7 +256,8 @@ void Scheduler::TellNewRequest(const Choice& choice, StepPlan& plan) const {
     if (!sampling.ignore_eos) banned.insert(banned.end(), ends.begin(), ends.end());
     told.num_banned = static_cast<int32_t>(banned.size() - before);
     told.banned_below = static_cast<int32_t>(
-        std::min(choice.prompt_length + sampling.min_tokens, choice.max_length));
+        choice.prompt_length +
+        std::min(sampling.min_tokens, choice.max_length - choice.prompt_length));
   }
   plan.new_requests.push_back(told);
 }

@@ -33,6 +33,11 @@ absl::StatusOr<J> Parse(std::string_view text, const std::string& what) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: JSON nests deeper than %d levels at byte %d", what, kMaxJsonDepth, at));
   }
+  // The library takes a NUL for the end of the text, and would say nothing of what follows.
+  if (const size_t at = text.find('\0'); at != std::string_view::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: not valid JSON: a NUL at byte %d", what, at));
+  }
   try {
     return J::parse(text.begin(), text.end());
   } catch (const nlohmann::json::exception& e) {

@@ -22,5 +22,15 @@ TEST(JsonTest, OrderedKeepsKeyOrder) {
   EXPECT_EQ(DumpJson(*ParseOrderedJson(R"({"b":1,"a":2})", "body")), R"({"b":1,"a":2})");
 }
 
+TEST(JsonTest, ANulIsNoEnd) {
+  for (const std::string& text : {std::string("{\"a\": 1}\0{}", 11), std::string("\0", 1)}) {
+    const auto json = ParseJson(text, "line 7");
+    ASSERT_FALSE(json.ok());
+    EXPECT_NE(std::string(json.status().message()).find("line 7: not valid JSON: a NUL"),
+              std::string::npos)
+        << json.status();
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -262,7 +262,9 @@ class EngineOptionsTest(Answers):
         # The last token of an answer is not computed.
         self.assertEqual(sum(step["tokens"] for step in steps), 8 * (6 + 5 - 1))
         self.assertEqual(sum(step["prompt_tokens"] for step in steps), 8 * 6)
-        for target in (self.model / "config.json", self.folder / "none/steps"):
+        link = self.folder / "link"
+        link.symlink_to((self.model / "config.json").resolve())
+        for target in (self.model / "config.json", link, self.folder / "none/steps"):
             self.assert_refused(self.generate(*PROMPT, "--step-log", target), str(target))
         self.assertTrue((self.model / "config.json").read_text().startswith("{"))
 
