@@ -15,7 +15,7 @@ launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 cmake --preset "$preset" -DLOCKSTEP_BUILD_TESTS=ON "${launcher[@]}" >/dev/null
 cmake --build --preset "$preset"
-# Open MPI never frees some of its memory. Its own threads and shared memory are not built for the thread sanitizer.
+# Open MPI never frees some of its memory (detect_leaks). GCC 12 misaligns AVX-512 variables under detect_stack_use_after_return.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
+export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1
 exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -LE 'gpu|bench' "$@"
