@@ -104,26 +104,26 @@ OptionGroup FilterGroup(SamplingFlags* sampling) {
 
 OptionGroup LogitGroup(SamplingFlags* sampling) {
   const auto penalty = [](double x) { return x >= -2 && x <= 2; };
-  return {
-      "Which tokens are preferred",
-      {
-          {"--repetition-penalty", "X",
-           "Above 0: a positive logit of a token that the prompt or the answer holds is divided by "
-           "X, a negative one multiplied.",
-           FromFile(SamplingParams().repetition_penalty), false,
-           StoreNumber(
-               &sampling->repetition_penalty, [](double x) { return x >= 1e-6 && x <= 1e6; },
-               "1e-6 to 1e6")},
-          {"--frequency-penalty", "X",
-           "Subtracted from a token's logit for each time that the answer holds it: -2 to 2.", "0",
-           false, StoreNumber(&sampling->frequency_penalty, penalty, "between -2 and 2")},
-          {"--presence-penalty", "X",
-           "Subtracted once from the logit of a token that the answer holds: -2 to 2.", "0", false,
-           StoreNumber(&sampling->presence_penalty, penalty, "between -2 and 2")},
-          {"--logit-bias", "JSON",
-           "{\"ID\": BIAS, ...}: added to the logits of these tokens, -100 to 100.", "", false,
-           StoreLogitBias(sampling)},
-      }};
+  return {"Which tokens are preferred",
+          {
+              {"--repetition-penalty", "X",
+               "1e-6 to 1e6: a positive logit of a token that the prompt or the answer holds is "
+               "divided by "
+               "X, a negative one multiplied.",
+               FromFile(SamplingParams().repetition_penalty), false,
+               StoreNumber(
+                   &sampling->repetition_penalty, [](double x) { return x >= 1e-6 && x <= 1e6; },
+                   "between 1e-6 and 1e6")},
+              {"--frequency-penalty", "X",
+               "Subtracted from a token's logit for each time that the answer holds it: -2 to 2.",
+               "0", false, StoreNumber(&sampling->frequency_penalty, penalty, "between -2 and 2")},
+              {"--presence-penalty", "X",
+               "Subtracted once from the logit of a token that the answer holds: -2 to 2.", "0",
+               false, StoreNumber(&sampling->presence_penalty, penalty, "between -2 and 2")},
+              {"--logit-bias", "JSON",
+               "{\"ID\": BIAS, ...}: added to the logits of these tokens, -100 to 100.", "", false,
+               StoreLogitBias(sampling)},
+          }};
 }
 
 OptionGroup EndGroup(GenerateOptions* options) {

@@ -210,7 +210,7 @@ TEST(CommandLine, ValuesOutOfRangeAreNamed) {
             "--seed -1: it must be an integer between 0 and 2^64 - 1");
   EXPECT_EQ(GenerateRefusal({"--min-p", "1.1"}), "--min-p 1.1: it must be between 0 and 1");
   EXPECT_EQ(GenerateRefusal({"--repetition-penalty", "0"}),
-            "--repetition-penalty 0: it must be above 0");
+            "--repetition-penalty 0: it must be between 1e-6 and 1e6");
   for (const std::string name : {"--presence-penalty", "--frequency-penalty"}) {
     EXPECT_EQ(GenerateRefusal({name, "2.1"}), name + " 2.1: it must be between -2 and 2");
   }
