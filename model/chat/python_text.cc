@@ -221,6 +221,7 @@ std::string PythonSwapcase(std::string_view text) {
 size_t FindFirst(std::string_view text, std::string_view part, size_t from) {
   if (from > text.size()) return std::string_view::npos;
   if (part.empty()) return from;
+  if (part.size() > text.size() - from) return std::string_view::npos;  // nor memmem of null
   const void* at = memmem(text.data() + from, text.size() - from, part.data(), part.size());
   if (at == nullptr) return std::string_view::npos;
   return static_cast<size_t>(static_cast<const char*>(at) - text.data());
