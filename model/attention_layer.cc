@@ -1,6 +1,24 @@
 #include "model/attention_layer.h"
 
+#include <cmath>
+
 namespace lockstep {
+
+Range HeadRows(Range heads, int64_t head_dim) {
+  return {heads.begin * head_dim, heads.end * head_dim};
+}
+
+AttentionGeometry LocalGeometry(const ModelConfig& config, const RankPartition& partition,
+                                int64_t layer) {
+  AttentionGeometry geometry;
+  geometry.num_query_heads = partition.query_heads.size();
+  geometry.num_kv_heads = partition.kv_heads.size();
+  geometry.head_dim = config.head_dim;
+  geometry.kv_groups = partition.kv_groups;
+  geometry.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  geometry.sliding_window = config.layer_windows[layer];
+  return geometry;
+}
 
 MatrixView Columns(const MatrixView& m, int64_t begin, int64_t cols) {
   LOCKSTEP_CHECK(m.dtype == DType::kF32 && begin + cols <= m.cols);

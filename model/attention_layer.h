@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "attention/attention_backend.h"
+#include "model/model_config.h"
+#include "parallel/partition.h"
 
 namespace lockstep {
 
@@ -27,6 +29,12 @@ class AttentionLayer {
   AttentionGeometry geometry_;
   const AttentionBackend* backend_;
 };
+
+// Rows of a projection, or columns of its result, that belong to a range of heads.
+Range HeadRows(Range heads, int64_t head_dim);
+// A layer's geometry on the rank that holds `partition`.
+AttentionGeometry LocalGeometry(const ModelConfig& config, const RankPartition& partition,
+                                int64_t layer);
 
 // Columns [begin, begin + cols) of a float32 matrix.
 MatrixView Columns(const MatrixView& m, int64_t begin, int64_t cols);

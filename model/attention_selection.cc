@@ -4,10 +4,11 @@
 
 namespace lockstep {
 
-absl::StatusOr<BackendSelection> SelectAttention(const ModelConfig& config, DType kv_dtype,
-                                                 int64_t block_size, std::string_view user_choice,
-                                                 ThreadPool& threads) {
+AttentionRequirements RequirementsOf(const ModelConfig& config, const std::string& device,
+                                     DType kv_dtype, int64_t block_size) {
   AttentionRequirements requirements;
+  requirements.device = device;
+  if (device != "cpu") requirements.activation_dtype = kv_dtype;
   requirements.kv_dtype = kv_dtype;
   requirements.head_dim = config.head_dim;
   requirements.block_size = block_size;
@@ -15,7 +16,13 @@ absl::StatusOr<BackendSelection> SelectAttention(const ModelConfig& config, DTyp
       std::any_of(config.layer_windows.begin(), config.layer_windows.end(),
                   [](int64_t window) { return window > 0; });
   requirements.deterministic = true;
-  return SelectBackend(requirements, user_choice, threads);
+  return requirements;
+}
+
+absl::StatusOr<BackendSelection> SelectAttention(const ModelConfig& config, DType kv_dtype,
+                                                 int64_t block_size, std::string_view user_choice,
+                                                 ThreadPool& threads) {
+  return SelectBackend(RequirementsOf(config, "cpu", kv_dtype, block_size), user_choice, threads);
 }
 
 }  // namespace lockstep

@@ -1,14 +1,15 @@
 #include "model/cuda_decoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "attention/cuda_attention.h"
+#include "model/attention_layer.h"
 #include "model/checkpoint/tensor_names.h"
 #include "model/cuda_inputs.h"
+#include "model/cuda_layer.h"
 #include "model/cuda_ops.h"
 #include "model/cuda_sum.h"
 #include "model/cuda_weights.h"
@@ -22,120 +23,6 @@ namespace {
 // Batch sizes of decode that have a graph: a step is padded to the next one.
 constexpr int64_t kGraphBatchSizes[] = {1,   2,   4,   8,   16,  24,  32,  48,  64, 96,
                                         128, 160, 192, 224, 256, 320, 384, 448, 512};
-
-struct CudaLayer {
-  DeviceMatrix input_norm;  // float32 [E]
-  DeviceMatrix qkv;         // [(Hq_local + 2 * Hkv_local) * D, E]
-  DeviceMatrix qkv_bias;    // or none
-  DeviceMatrix q_norm;      // float32 [D], or none
-  DeviceMatrix k_norm;
-  CudaAttentionLayer attention;
-  DeviceMatrix o;                    // [E, Hq_local * D]
-  DeviceMatrix o_bias;               // rank 0, or none
-  DeviceMatrix post_attention_norm;  // float32 [E]
-  DeviceMatrix gate_up;              // [2 * F_local, E]
-  DeviceMatrix gate_up_bias;         // or none
-  DeviceMatrix down;                 // [E, F_local]
-  DeviceMatrix down_bias;            // rank 0, or none
-
-  int64_t bytes() const {
-    int64_t sum = 0;
-    for (const DeviceMatrix* m :
-         {&input_norm, &qkv, &qkv_bias, &q_norm, &k_norm, &o, &o_bias, &post_attention_norm,
-          &gate_up, &gate_up_bias, &down, &down_bias}) {
-      sum += m->bytes();
-    }
-    return sum;
-  }
-};
-
-Range Scaled(Range heads, int64_t head_dim) {
-  return {heads.begin * head_dim, heads.end * head_dim};
-}
-
-AttentionGeometry GeometryOf(const ModelConfig& config, const RankPartition& part, int64_t layer) {
-  AttentionGeometry geometry;
-  geometry.num_query_heads = part.query_heads.size();
-  geometry.num_kv_heads = part.kv_heads.size();
-  geometry.head_dim = config.head_dim;
-  geometry.kv_groups = part.kv_groups;
-  geometry.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
-  geometry.sliding_window = config.layer_windows[layer];
-  return geometry;
-}
-
-// Reads a rank's layers.
-class LayerReader {
- public:
-  LayerReader(const ModelConfig& config, const RankPartition& part, int rank, DType dtype,
-              DeviceWeightLoader& loader)
-      : config_(config), part_(part), rank_(rank), dtype_(dtype), loader_(loader) {}
-
-  absl::StatusOr<DeviceMatrix> Norm(const std::string& name, int64_t size) {
-    return loader_.LoadVector({{name, {0, 1}, {0, size}}}, DType::kF32);
-  }
-
-  absl::StatusOr<CudaLayer> Read(int64_t l) {
-    const auto name = [l](const char* suffix) { return LayerTensor(l, suffix); };
-    CudaLayer layer;
-    LOCKSTEP_ASSIGN_OR_RETURN(layer.input_norm, Norm(name(kInputNorm), config_.hidden_size));
-    LOCKSTEP_ASSIGN_OR_RETURN(layer.post_attention_norm,
-                              Norm(name(kPostAttentionNorm), config_.hidden_size));
-    if (config_.qk_norm) {
-      LOCKSTEP_ASSIGN_OR_RETURN(layer.q_norm, Norm(name(kQNorm), config_.head_dim));
-      LOCKSTEP_ASSIGN_OR_RETURN(layer.k_norm, Norm(name(kKNorm), config_.head_dim));
-    }
-    const Range q_rows = Scaled(part_.query_heads, config_.head_dim);
-    const Range kv_rows = Scaled(part_.kv_heads, config_.head_dim);
-    LOCKSTEP_RETURN_IF_ERROR(Column(
-        {{name(kQWeight), q_rows}, {name(kKWeight), kv_rows}, {name(kVWeight), kv_rows}},
-        config_.qkv_bias, {name(kQBias), name(kKBias), name(kVBias)}, layer.qkv, layer.qkv_bias));
-    LOCKSTEP_RETURN_IF_ERROR(
-        Row(name(kOWeight), q_rows, config_.o_bias, name(kOBias), layer.o, layer.o_bias));
-    const Range f = part_.intermediate;
-    LOCKSTEP_RETURN_IF_ERROR(Column({{name(kGateWeight), f}, {name(kUpWeight), f}},
-                                    config_.mlp_bias, {name(kGateBias), name(kUpBias)},
-                                    layer.gate_up, layer.gate_up_bias));
-    LOCKSTEP_RETURN_IF_ERROR(
-        Row(name(kDownWeight), f, config_.mlp_bias, name(kDownBias), layer.down, layer.down_bias));
-    LOCKSTEP_ASSIGN_OR_RETURN(layer.attention,
-                              CudaAttentionLayer::Create(GeometryOf(config_, part_, l), dtype_));
-    return layer;
-  }
-
- private:
-  // Column-parallel: rows of several matrices, one below the other.
-  absl::Status Column(const std::vector<std::pair<std::string, Range>>& slices, bool has_bias,
-                      const std::vector<std::string>& biases, DeviceMatrix& weight,
-                      DeviceMatrix& bias) {
-    std::vector<Rectangle> parts;
-    std::vector<Rectangle> bias_parts;
-    for (size_t i = 0; i < slices.size(); ++i) {
-      parts.push_back({slices[i].first, slices[i].second, {0, config_.hidden_size}});
-      if (has_bias) bias_parts.push_back({biases[i], {0, 1}, slices[i].second});
-    }
-    LOCKSTEP_ASSIGN_OR_RETURN(weight, loader_.Load(parts, dtype_));
-    LOCKSTEP_ASSIGN_OR_RETURN(bias, loader_.LoadVector(bias_parts, dtype_));
-    return absl::OkStatus();
-  }
-
-  // Row-parallel: columns of one matrix. The bias is in rank 0's product alone: it counts once.
-  absl::Status Row(const std::string& name, Range columns, bool has_bias,
-                   const std::string& bias_name, DeviceMatrix& weight, DeviceMatrix& bias) {
-    LOCKSTEP_ASSIGN_OR_RETURN(weight,
-                              loader_.Load({{name, {0, config_.hidden_size}, columns}}, dtype_));
-    if (!has_bias || rank_ != 0) return absl::OkStatus();
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        bias, loader_.LoadVector({{bias_name, {0, 1}, {0, config_.hidden_size}}}, dtype_));
-    return absl::OkStatus();
-  }
-
-  const ModelConfig& config_;
-  const RankPartition& part_;
-  const int rank_;
-  const DType dtype_;
-  DeviceWeightLoader& loader_;
-};
 
 // Activations of a step, sized once for the largest.
 struct CudaScratch {
@@ -192,7 +79,7 @@ class CudaDecoder : public Decoder {
               RotaryEmbedding rope)
       : config_(config), part_(part), options_(options), rank_(context), rope_(std::move(rope)) {
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      geometries_.push_back(GeometryOf(config, part, layer));
+      geometries_.push_back(LocalGeometry(config, part, layer));
     }
   }
   ~CudaDecoder() override { Synchronize(rank_.stream).IgnoreError(); }
@@ -270,7 +157,7 @@ absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& 
     LOCKSTEP_ASSIGN_OR_RETURN(
         DeviceWeightLoader loader,
         DeviceWeightLoader::Create(*source.checkpoint, threads, rank_.stream));
-    LayerReader reader(config_, part_, rank, options_.dtype, loader);
+    CudaLayerReader reader(config_, part_, rank, options_.dtype, loader);
     const Range columns{0, config_.hidden_size};
     LOCKSTEP_ASSIGN_OR_RETURN(embedding_,
                               loader.Load({{kEmbedTokens, part_.vocab, columns}}, options_.dtype));
@@ -414,6 +301,7 @@ absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
 // Warms every decode shape and captures it. COLLECTIVE: the ranks' sums are captured, too.
 absl::Status CudaDecoder::Prepare(const KvPool& pool) {
   if (!options_.graphs) return absl::OkStatus();
+  absl::Status first_error;
   const int64_t largest =
       std::min({options_.max_num_seqs, options_.max_num_batched_tokens, options_.max_logits_rows});
   for (const int64_t batch_size : kGraphBatchSizes) {
@@ -428,13 +316,17 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
         inputs_.Upload(nothing, batch_size, batch_size, batch_size, rank_.stream));
     LOCKSTEP_RETURN_IF_ERROR(Launch(size, pool));
     LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
+    // A rank that has no memory for a graph still takes part in the sums of the next sizes.
     Graph graph;
-    LOCKSTEP_RETURN_IF_ERROR(
-        Annotate(graph.Capture(rank_.stream, [&] { return Launch(size, pool); }),
-                 absl::StrFormat("capturing the CUDA graph of a batch of %d", batch_size)));
-    graphs_[batch_size] = std::move(graph);
+    const absl::Status captured = graph.Capture(rank_.stream, [&] { return Launch(size, pool); });
+    if (captured.ok()) {
+      graphs_[batch_size] = std::move(graph);
+    } else if (first_error.ok()) {
+      first_error = Annotate(
+          captured, absl::StrFormat("capturing the CUDA graph of a batch of %d", batch_size));
+    }
   }
-  return absl::OkStatus();
+  return first_error;
 }
 
 absl::Status CudaDecoder::SumOverRanks(const MatrixView& m) {

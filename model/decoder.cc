@@ -1,7 +1,6 @@
 #include "model/decoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -48,28 +47,13 @@ struct LoadContext {
   const AttentionBackend& attention;
 };
 
-Range Scaled(Range heads, int64_t head_dim) {
-  return {heads.begin * head_dim, heads.end * head_dim};
-}
-
 // A bias the config says is not there has no name.
 std::string If(bool present, std::string name) { return present ? std::move(name) : ""; }
 
-AttentionGeometry GeometryOf(const LoadContext& load, int64_t layer) {
-  AttentionGeometry geometry;
-  geometry.num_query_heads = load.partition.query_heads.size();
-  geometry.num_kv_heads = load.partition.kv_heads.size();
-  geometry.head_dim = load.config.head_dim;
-  geometry.kv_groups = load.partition.kv_groups;
-  geometry.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(load.config.head_dim)));
-  geometry.sliding_window = load.config.layer_windows[layer];
-  return geometry;
-}
-
 absl::StatusOr<ColumnParallelLinear> LoadQkv(const LoadContext& load, int64_t layer) {
   const ModelConfig& config = load.config;
-  const Range q_rows = Scaled(load.partition.query_heads, config.head_dim);
-  const Range kv_rows = Scaled(load.partition.kv_heads, config.head_dim);
+  const Range q_rows = HeadRows(load.partition.query_heads, config.head_dim);
+  const Range kv_rows = HeadRows(load.partition.kv_heads, config.head_dim);
   const auto slice = [&](const char* weight, const char* bias, Range rows) {
     return RowSlice{LayerTensor(layer, weight), If(config.qkv_bias, LayerTensor(layer, bias)),
                     rows};
@@ -113,7 +97,7 @@ absl::StatusOr<DecoderLayer> LoadLayer(const LoadContext& load, int64_t layer) {
       RowParallelLinear o,
       RowParallelLinear::Load(
           load.checkpoint, name(kOWeight), If(config.o_bias, name(kOBias)), config.hidden_size,
-          Scaled(load.partition.query_heads, config.head_dim), load.dtype, load.rank));
+          HeadRows(load.partition.query_heads, config.head_dim), load.dtype, load.rank));
   LOCKSTEP_ASSIGN_OR_RETURN(RmsNormLayer post_attention_norm,
                             LoadNorm(load, name(kPostAttentionNorm), config.hidden_size));
   LOCKSTEP_ASSIGN_OR_RETURN(ColumnParallelLinear gate_up, LoadGateUp(load, layer));
@@ -122,15 +106,16 @@ absl::StatusOr<DecoderLayer> LoadLayer(const LoadContext& load, int64_t layer) {
       RowParallelLinear::Load(load.checkpoint, name(kDownWeight),
                               If(config.mlp_bias, name(kDownBias)), config.hidden_size,
                               load.partition.intermediate, load.dtype, load.rank));
-  return DecoderLayer{std::move(input_norm),
-                      std::move(qkv),
-                      std::move(q_norm),
-                      std::move(k_norm),
-                      AttentionLayer(GeometryOf(load, layer), load.attention),
-                      std::move(o),
-                      std::move(post_attention_norm),
-                      std::move(gate_up),
-                      std::move(down)};
+  return DecoderLayer{
+      std::move(input_norm),
+      std::move(qkv),
+      std::move(q_norm),
+      std::move(k_norm),
+      AttentionLayer(LocalGeometry(load.config, load.partition, layer), load.attention),
+      std::move(o),
+      std::move(post_attention_norm),
+      std::move(gate_up),
+      std::move(down)};
 }
 
 // Activations of a step, sized once for the largest. All float32, rows without gaps.

@@ -67,10 +67,6 @@ absl::Status CheckCudaOptions(const EngineOptions& options) {
     return absl::UnimplementedError(
         "--check-attention and --check-tp are not supported on cuda; use --device cpu");
   }
-  if (!options.attention_backend.empty() && options.attention_backend != "cuda") {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "attention backend '%s' does not run on cuda; there is: cuda", options.attention_backend));
-  }
   return absl::OkStatus();
 }
 
@@ -79,6 +75,12 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                            const std::vector<RankPartition>& partition, int64_t max_model_len,
                            Communicator& communicator, EngineParts& parts) {
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
+  // The decoder calls the chosen backend's launchers itself, so that graphs capture them.
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      const SelectionReport report,
+      ChooseBackend(RequirementsOf(source.config, "cuda", options.dtype, options.block_size),
+                    options.attention_backend));
+  if (communicator.rank() == 0) LogInfo(report.ToString());
   const CudaDecoderOptions decoder_options{
       .dtype = options.dtype,
       .max_num_batched_tokens = options.max_num_batched_tokens,

@@ -36,47 +36,46 @@ absl::StatusOr<int64_t> FreeCudaBytes() {
   return static_cast<int64_t>(free_bytes);
 }
 
-absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(int64_t size_bytes, const std::string& what) {
+template <CudaMemory kMemory>
+absl::StatusOr<CudaBuffer<kMemory>> CudaBuffer<kMemory>::Create(int64_t size_bytes,
+                                                                const std::string& what) {
   LOCKSTEP_CHECK(size_bytes >= 0);
-  DeviceBuffer buffer;
+  CudaBuffer buffer;
   if (size_bytes == 0) return buffer;
-  const cudaError_t code = cudaMalloc(&buffer.data_, static_cast<size_t>(size_bytes));
-  if (code != cudaSuccess) {
-    buffer.data_ = nullptr;
-    const absl::Status status = CudaStatus(code, "cudaMalloc");
-    return absl::Status(
-        status.code(), absl::StrFormat("%s: cannot allocate %.1f MiB of device memory, %.1f MiB "
-                                       "are free: %s",
-                                       what, static_cast<double>(size_bytes) / 1048576.0,
-                                       static_cast<double>(FreeCudaBytes().value_or(0)) / 1048576.0,
-                                       std::string(status.message())));
+  const size_t size = static_cast<size_t>(size_bytes);
+  const double mib = static_cast<double>(size_bytes) / 1048576.0;
+  std::string wanted = absl::StrFormat("%s: %.1f MiB", what, mib);
+  absl::Status status;
+  if constexpr (kMemory == CudaMemory::kDevice) {
+    status = CudaStatus(cudaMalloc(&buffer.data_, size), "cudaMalloc");
+    if (!status.ok()) {
+      const double free_mib = static_cast<double>(FreeCudaBytes().value_or(0)) / 1048576.0;
+      absl::StrAppend(&wanted, absl::StrFormat(" of device memory, %.1f MiB are free", free_mib));
+    }
+  } else {
+    status = CudaStatus(cudaMallocHost(&buffer.data_, size), "cudaMallocHost");
+    if (!status.ok()) absl::StrAppend(&wanted, " of page-locked host memory");
   }
-  buffer.size_bytes_ = size_bytes;
-  return buffer;
-}
-
-DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) cudaFree(data_);
-}
-
-absl::StatusOr<PinnedBuffer> PinnedBuffer::Create(int64_t size_bytes, const std::string& what) {
-  LOCKSTEP_CHECK(size_bytes >= 0);
-  PinnedBuffer buffer;
-  if (size_bytes == 0) return buffer;
-  const absl::Status status =
-      CudaStatus(cudaMallocHost(&buffer.data_, static_cast<size_t>(size_bytes)), "cudaMallocHost");
   if (!status.ok()) {
     buffer.data_ = nullptr;
-    return Annotate(status, absl::StrFormat("%s: %.1f MiB of page-locked host memory", what,
-                                            static_cast<double>(size_bytes) / 1048576.0));
+    return Annotate(status, wanted);
   }
   buffer.size_bytes_ = size_bytes;
   return buffer;
 }
 
-PinnedBuffer::~PinnedBuffer() {
-  if (data_ != nullptr) cudaFreeHost(data_);
+template <CudaMemory kMemory>
+CudaBuffer<kMemory>::~CudaBuffer() {
+  if (data_ == nullptr) return;
+  if constexpr (kMemory == CudaMemory::kDevice) {
+    cudaFree(data_);
+  } else {
+    cudaFreeHost(data_);
+  }
 }
+
+template class CudaBuffer<CudaMemory::kDevice>;
+template class CudaBuffer<CudaMemory::kPinned>;
 
 absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() {
   OwnedCudaStream stream;

@@ -37,19 +37,27 @@ absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int index);
 // Free bytes of the selected device.
 absl::StatusOr<int64_t> FreeCudaBytes();
 
-// Owns bytes of device memory, 256-byte aligned, uninitialised. Movable, not copyable.
-class DeviceBuffer {
+// What a CudaBuffer owns.
+enum class CudaMemory {
+  kDevice,  // of the selected device, 256-byte aligned
+  kPinned,  // page-locked, of the host: the device copies from and to it without the host waiting
+};
+
+// Owns bytes that CUDA has given, uninitialised. Movable, not copyable.
+template <CudaMemory kMemory>
+class CudaBuffer {
  public:
-  // ResourceExhausted, naming `what`, the size and the free memory, when it cannot be had.
-  static absl::StatusOr<DeviceBuffer> Create(int64_t size_bytes, const std::string& what);
-  DeviceBuffer() = default;
-  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+  // ResourceExhausted, naming `what` and the size, and of a device the free memory, when it cannot
+  // be had.
+  static absl::StatusOr<CudaBuffer> Create(int64_t size_bytes, const std::string& what);
+  CudaBuffer() = default;
+  CudaBuffer(CudaBuffer&& other) noexcept { *this = std::move(other); }
+  CudaBuffer& operator=(CudaBuffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);
     return *this;
   }
-  ~DeviceBuffer();
+  ~CudaBuffer();
 
   void* data() const { return data_; }
   template <typename T>
@@ -63,30 +71,10 @@ class DeviceBuffer {
   int64_t size_bytes_ = 0;
 };
 
-// Owns page-locked host memory, from which the device copies without the host waiting.
-class PinnedBuffer {
- public:
-  static absl::StatusOr<PinnedBuffer> Create(int64_t size_bytes, const std::string& what);
-  PinnedBuffer() = default;
-  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_bytes_, other.size_bytes_);
-    return *this;
-  }
-  ~PinnedBuffer();
-
-  void* data() const { return data_; }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  int64_t size_bytes() const { return size_bytes_; }
-
- private:
-  void* data_ = nullptr;
-  int64_t size_bytes_ = 0;
-};
+extern template class CudaBuffer<CudaMemory::kDevice>;
+extern template class CudaBuffer<CudaMemory::kPinned>;
+using DeviceBuffer = CudaBuffer<CudaMemory::kDevice>;
+using PinnedBuffer = CudaBuffer<CudaMemory::kPinned>;
 
 // Owns a stream of the selected device that does not wait for the default stream.
 class OwnedCudaStream {

@@ -13,14 +13,14 @@ bool BuiltWithCuda() { return false; }
 int NumCudaDevices() { return 0; }
 absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int) { return WithoutCuda(); }
 absl::StatusOr<int64_t> FreeCudaBytes() { return WithoutCuda(); }
-absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(int64_t, const std::string&) {
+template <CudaMemory kMemory>
+absl::StatusOr<CudaBuffer<kMemory>> CudaBuffer<kMemory>::Create(int64_t, const std::string&) {
   return WithoutCuda();
 }
-DeviceBuffer::~DeviceBuffer() = default;
-absl::StatusOr<PinnedBuffer> PinnedBuffer::Create(int64_t, const std::string&) {
-  return WithoutCuda();
-}
-PinnedBuffer::~PinnedBuffer() = default;
+template <CudaMemory kMemory>
+CudaBuffer<kMemory>::~CudaBuffer() = default;
+template class CudaBuffer<CudaMemory::kDevice>;
+template class CudaBuffer<CudaMemory::kPinned>;
 absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() { return WithoutCuda(); }
 OwnedCudaStream::~OwnedCudaStream() = default;
 absl::Status CopyAsync(void*, const void*, int64_t, CudaStream) { return WithoutCuda(); }

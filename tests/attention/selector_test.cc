@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/core/cuda_device.h"
+
 namespace lockstep {
 namespace {
 
@@ -28,6 +30,23 @@ TEST_F(SelectorTest, TakesTheFirstOfTheDeviceThatFits) {
   EXPECT_EQ(selection->report.chosen, "cpu");
   EXPECT_TRUE(selection->report.refused.empty());
   EXPECT_EQ(selection->report.ToString(), "attention backend: cpu");
+}
+
+TEST_F(SelectorTest, CudaIsThereWhereItIsBuilt) {
+  AttentionRequirements requirements = Plain();
+  requirements.device = "cuda";
+  requirements.activation_dtype = requirements.kv_dtype = DType::kBF16;
+  requirements.sliding_window = true;
+  const auto report = ChooseBackend(requirements, "");
+  if (!BuiltWithCuda()) {
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument);
+    return;
+  }
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->chosen, "cuda");
+  EXPECT_EQ(ChooseBackend(requirements, "cpu").status().code(), absl::StatusCode::kUnimplemented);
+  requirements.activation_dtype = DType::kF32;
+  EXPECT_EQ(ChooseBackend(requirements, "").status().code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST_F(SelectorTest, TakesTheNamedOne) {

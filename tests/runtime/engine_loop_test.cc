@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "parallel/local_communicator.h"
+#include "tests/parallel/forwarding_communicator.h"
 #include "tests/runtime/engine_test_util.h"
 
 namespace lockstep {
@@ -205,30 +206,12 @@ TEST(EngineLoopTest, WhatIsAcceptedBeforeTheStopIsCancelled) {
 constexpr uint64_t kMarkedSeed = 0x5eed5eed5eed5eed;
 constexpr double kMarkedBias = 99.123456789;
 
-class GarblingCommunicator : public Communicator {
+class GarblingCommunicator : public ForwardingCommunicator {
  public:
-  explicit GarblingCommunicator(Communicator& inner) : inner_(inner) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::string host() const override { return inner_.host(); }
-  int ranks_on_host() const override { return inner_.ranks_on_host(); }
-  absl::Status AllReduceSum(float* data, int64_t count) override {
-    return inner_.AllReduceSum(data, count);
-  }
-  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
-    return inner_.AllGather(send, bytes, recv);
-  }
-  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes_per_rank,
-                          void* recv) override {
-    return inner_.AllGatherV(send, bytes_per_rank, recv);
-  }
-  absl::Status GatherV(const void* send, std::span<const int64_t> bytes_per_rank, void* recv,
-                       int root) override {
-    return inner_.GatherV(send, bytes_per_rank, recv, root);
-  }
+  using ForwardingCommunicator::ForwardingCommunicator;
   absl::Status Broadcast(void* data, int64_t bytes, int root) override {
-    LOCKSTEP_RETURN_IF_ERROR(inner_.Broadcast(data, bytes, root));
-    if (inner_.rank() != 1) return absl::OkStatus();
+    LOCKSTEP_RETURN_IF_ERROR(ForwardingCommunicator::Broadcast(data, bytes, root));
+    if (rank() != 1) return absl::OkStatus();
     for (const uint64_t marker : {kMarkedSeed, std::bit_cast<uint64_t>(kMarkedBias)}) {
       char* const begin = static_cast<char*>(data);
       char* const found = std::search(begin, begin + bytes, reinterpret_cast<const char*>(&marker),
@@ -237,10 +220,6 @@ class GarblingCommunicator : public Communicator {
     }
     return absl::OkStatus();
   }
-  absl::Status Barrier() override { return inner_.Barrier(); }
-
- private:
-  Communicator& inner_;
 };
 
 class PartingTest : public testing::TestWithParam<bool> {};

@@ -7,6 +7,7 @@
 
 #include "parallel/local_communicator.h"
 #include "runtime/batch_state.h"
+#include "tests/parallel/forwarding_communicator.h"
 
 namespace lockstep {
 namespace {
@@ -273,37 +274,15 @@ TEST(StepPlanTest, MutatedPlansNeverCrash) {
 }
 
 // Counts the collectives that a plan takes.
-class CountingCommunicator : public Communicator {
+class CountingCommunicator : public ForwardingCommunicator {
  public:
-  explicit CountingCommunicator(Communicator& inner) : inner_(inner) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::string host() const override { return inner_.host(); }
-  int ranks_on_host() const override { return inner_.ranks_on_host(); }
-  absl::Status AllReduceSum(float* data, int64_t count) override {
-    return inner_.AllReduceSum(data, count);
-  }
-  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
-    return inner_.AllGather(send, bytes, recv);
-  }
-  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes_per_rank,
-                          void* recv) override {
-    return inner_.AllGatherV(send, bytes_per_rank, recv);
-  }
-  absl::Status GatherV(const void* send, std::span<const int64_t> bytes_per_rank, void* recv,
-                       int root) override {
-    return inner_.GatherV(send, bytes_per_rank, recv, root);
-  }
+  using ForwardingCommunicator::ForwardingCommunicator;
   absl::Status Broadcast(void* data, int64_t bytes, int root) override {
     ++num_broadcasts;
-    return inner_.Broadcast(data, bytes, root);
+    return ForwardingCommunicator::Broadcast(data, bytes, root);
   }
-  absl::Status Barrier() override { return inner_.Barrier(); }
 
   int num_broadcasts = 0;
-
- private:
-  Communicator& inner_;
 };
 
 TEST(StepPlanTest, TravelsInOneBroadcastOrTwo) {

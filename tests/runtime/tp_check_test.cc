@@ -13,6 +13,7 @@
 #include "parallel/local_communicator.h"
 #include "tests/model/memory_checkpoint.h"
 #include "tests/model/model_runner.h"
+#include "tests/parallel/forwarding_communicator.h"
 
 namespace lockstep {
 namespace {
@@ -71,37 +72,17 @@ class FaultyCheckpoint : public Checkpoint {
 };
 
 // Takes part in every collective; of one sum it drops the result.
-class FaultyCommunicator : public Communicator {
+class FaultyCommunicator : public ForwardingCommunicator {
  public:
   FaultyCommunicator(Communicator& right, int64_t skipped_sum)
-      : right_(right), skipped_sum_(skipped_sum) {}
-
-  int rank() const override { return right_.rank(); }
-  int size() const override { return right_.size(); }
-  std::string host() const override { return right_.host(); }
-  int ranks_on_host() const override { return right_.ranks_on_host(); }
+      : ForwardingCommunicator(right), skipped_sum_(skipped_sum) {}
   absl::Status AllReduceSum(float* data, int64_t count) override {
-    if (sums_++ != skipped_sum_) return right_.AllReduceSum(data, count);
+    if (sums_++ != skipped_sum_) return ForwardingCommunicator::AllReduceSum(data, count);
     std::vector<float> sum(data, data + count);
-    return right_.AllReduceSum(sum.data(), count);
+    return ForwardingCommunicator::AllReduceSum(sum.data(), count);
   }
-  absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
-    return right_.AllGather(send, bytes, recv);
-  }
-  absl::Status AllGatherV(const void* send, std::span<const int64_t> bytes, void* recv) override {
-    return right_.AllGatherV(send, bytes, recv);
-  }
-  absl::Status GatherV(const void* send, std::span<const int64_t> bytes, void* recv,
-                       int root) override {
-    return right_.GatherV(send, bytes, recv, root);
-  }
-  absl::Status Broadcast(void* data, int64_t bytes, int root) override {
-    return right_.Broadcast(data, bytes, root);
-  }
-  absl::Status Barrier() override { return right_.Barrier(); }
 
  private:
-  Communicator& right_;
   const int64_t skipped_sum_;
   int64_t sums_ = 0;
 };
