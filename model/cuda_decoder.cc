@@ -113,7 +113,7 @@ class CudaDecoder : public Decoder {
                            const CudaAttentionBatch& batch);
   absl::Status LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
                                const MatrixView& attended, const KvCacheView& cache,
-                               const StepSize& size, const CudaAttentionBatch& batch);
+                               const CudaAttentionBatch& batch);
   bool SumsInPeerMemory(const StepSize& size) const;
   MatrixView Partial(const StepSize& size, int64_t sum) const;
   absl::Status SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
@@ -409,7 +409,7 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
 
   LOCKSTEP_RETURN_IF_ERROR(
       Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
-  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, size, batch));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, batch));
   const int64_t o_sum = 2 * l + 1;
   LOCKSTEP_RETURN_IF_ERROR(
       Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context()));
@@ -429,7 +429,7 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
 
 absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
                                           const MatrixView& attended, const KvCacheView& cache,
-                                          const StepSize& size, const CudaAttentionBatch& batch) {
+                                          const CudaAttentionBatch& batch) {
   const bool dynamic = config_.rope.type == RopeType::kDynamic;
   const RopeTable rope{.cos = dynamic ? inputs_.cos() : rope_cos_.as<float>(),
                        .sin = dynamic ? inputs_.sin() : rope_sin_.as<float>(),
