@@ -437,15 +437,8 @@ absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixVi
                        .rotary_dim = rope_.rotary_dim()};
   const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(),
                            static_cast<float>(config_.rms_norm_eps)};
-  LOCKSTEP_RETURN_IF_ERROR(NormRopeHeads(qkv, part_.query_heads.size(), part_.kv_heads.size(),
-                                         config_.head_dim, head_norm, rope, context()));
-  char* const columns = static_cast<char*>(qkv.data);
-  const int64_t element = SizeOf(options_.dtype);
-  const CudaKvRows kv{.keys = columns + q_cols() * element,
-                      .values = columns + (q_cols() + kv_cols()) * element,
-                      .dtype = options_.dtype,
-                      .row_stride = qkv.stride};
-  LOCKSTEP_RETURN_IF_ERROR(CudaWriteKv(batch, kv, cache, rank_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, part_.query_heads.size(), head_norm, rope,
+                                           batch.slot_mapping, cache, context()));
   return layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv.stride}, cache,
                                  {attended.data, options_.dtype, attended.stride}, rank_.stream);
 }

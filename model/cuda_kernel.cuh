@@ -22,20 +22,27 @@ struct CudaLaunch {
 // Arguments are converted to the kernel's parameters. Every kernel launched so calls
 // WaitForPredecessor before it touches anything that another kernel writes or reads.
 template <typename... Params, typename... Args>
-absl::Status LaunchKernel(const char* name, void (*kernel)(Params...), int64_t grid, int block,
+absl::Status LaunchKernel(const char* name, void (*kernel)(Params...), dim3 grid, int block,
                           int64_t shared_bytes, const CudaLaunch& launch, const Args&... args) {
-  LOCKSTEP_CHECK(grid > 0 && grid <= 0x7fffffff);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(block));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = launch.stream;
   config.attrs = &attribute;
   config.numAttrs = launch.programmatic ? 1 : 0;
   return CudaStatus(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
+}
+
+template <typename... Params, typename... Args>
+absl::Status LaunchKernel(const char* name, void (*kernel)(Params...), int64_t grid, int block,
+                          int64_t shared_bytes, const CudaLaunch& launch, const Args&... args) {
+  LOCKSTEP_CHECK(grid > 0 && grid <= 0x7fffffff);
+  return LaunchKernel(name, kernel, dim3(static_cast<unsigned>(grid)), block, shared_bytes, launch,
+                      args...);
 }
 
 // The next kernel may start once all blocks of this one have come here.

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "cache/kv_view.h"
 #include "model/cuda_linear.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/cuda_device.h"
@@ -80,12 +81,14 @@ struct RopeTable {
   int64_t rotary_dim = 0;  // R: even, at most D; 0: nothing turns
 };
 
-// In place on the queries and keys of qkv [T, (Hq + 2 * Hkv) * D] = [q; k; v]: first the norm of
-// each head, then its first R dims turn, pair i being (x[i], x[i + R/2]). One rounding at the end.
-// D even.
-absl::Status NormRopeHeads(const MatrixView& qkv, int64_t num_query_heads, int64_t num_kv_heads,
-                           int64_t head_dim, const HeadNorm& norm, const RopeTable& rope,
-                           const CudaContext& context);
+// qkv [T, (Hq + 2 * Hkv) * D] = [q; k; v] before attention. Each head of queries and keys is
+// normed, then its first R dims turn, pair i being (x[i], x[i + R/2]). Queries stay in place; keys
+// and values go to slot slots[t] (int64 [T]) of the cache, which gives Hkv and D and may have
+// another dtype. One rounding at the end. kNoSlot writes neither key nor value; columns of keys and
+// values in qkv stay as they were. D any, R even.
+absl::Status NormRopeWriteKv(const MatrixView& qkv, int64_t num_query_heads, const HeadNorm& norm,
+                             const RopeTable& rope, const int64_t* slots, const KvCacheView& cache,
+                             const CudaContext& context);
 
 // out[T, F] = silu(gate) * up, where gate_up [T, 2F] is [gate, up].
 absl::Status SiluMul(const MatrixView& gate_up, const MatrixView& out, const CudaContext& context);

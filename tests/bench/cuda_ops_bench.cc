@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -276,6 +277,43 @@ class Rotation {
   DeviceBuffer buffer_;
 };
 
+// A layer's cache with a slot for each of a step's tokens.
+class SlotsOfStep {
+ public:
+  SlotsOfStep(int64_t rows, int64_t kv_heads, CudaStream stream)
+      : rows_(rows), kv_heads_(kv_heads) {
+    std::vector<int64_t> slots(rows);
+    std::iota(slots.begin(), slots.end(), 0);
+    const auto allocate = [](int64_t bytes) {
+      return OrDie(DeviceBuffer::Create(bytes, "slots of a step"));
+    };
+    slots_ = allocate(rows * 8);
+    OrDie(CopyAsync(slots_.data(), slots.data(), rows * 8, stream));
+    OrDie(Synchronize(stream));
+    const int64_t bytes = NumBlocks() * kBlockSize * kv_heads * kHeadDim * 2;
+    keys_ = allocate(bytes);
+    values_ = allocate(bytes);
+  }
+
+  const int64_t* get() const { return slots_.as<int64_t>(); }
+  KvCacheView cache() const {
+    return {.keys = keys_.data(),
+            .values = values_.data(),
+            .dtype = DType::kBF16,
+            .num_blocks = NumBlocks(),
+            .num_kv_heads = kv_heads_,
+            .block_size = kBlockSize,
+            .head_dim = kHeadDim};
+  }
+
+ private:
+  static constexpr int64_t kBlockSize = 16;
+  int64_t NumBlocks() const { return (rows_ + kBlockSize - 1) / kBlockSize; }
+
+  int64_t rows_, kv_heads_;
+  DeviceBuffer slots_, keys_, values_;
+};
+
 void BenchOps(Bench& bench) {
   const DeviceBuffer norm_weight = bench.Random(kHidden * 4, 1);
   for (const int64_t rows : {1, 16, 256, 8192}) {
@@ -305,21 +343,22 @@ void BenchOps(Bench& bench) {
       std::printf("\n");
     };
     const float* weight = norm_weight.as<const float>();
+    const SlotsOfStep slots(rows, kKvHeads, bench.stream());
     const RopeTable rope = {angles.as<const float>(), angles.as<const float>(), nullptr, kHeadDim};
     measure("AddRmsNorm", rows * kHidden * 2 * 4, [&](int i, const CudaContext& context) {
       return AddRmsNorm(Matrix(hidden.at(i), rows, kHidden), Matrix(delta.at(i), rows, kHidden),
                         weight, 1e-6f, Matrix(normed.at(i), rows, kHidden), context);
     });
-    measure("NormRopeHeads", rows * (kHeads + kKvHeads) * kHeadDim * 2 * 2,
-            [&](int i, const CudaContext& context) {
-              return NormRopeHeads(Matrix(qkv.at(i), rows, qkv_cols), kHeads, kKvHeads, kHeadDim,
-                                   {}, rope, context);
-            });
-    measure("with a norm", rows * (kHeads + kKvHeads) * kHeadDim * 2 * 2,
-            [&](int i, const CudaContext& context) {
-              return NormRopeHeads(Matrix(qkv.at(i), rows, qkv_cols), kHeads, kKvHeads, kHeadDim,
-                                   {weight, weight, 1e-6f}, rope, context);
-            });
+    // Queries in place, keys and values to the cache.
+    const int64_t rope_bytes = rows * (2 * kHeads + 4 * kKvHeads) * kHeadDim * 2;
+    measure("NormRope", rope_bytes, [&](int i, const CudaContext& context) {
+      return NormRopeWriteKv(Matrix(qkv.at(i), rows, qkv_cols), kHeads, {}, rope, slots.get(),
+                             slots.cache(), context);
+    });
+    measure("with a norm", rope_bytes, [&](int i, const CudaContext& context) {
+      return NormRopeWriteKv(Matrix(qkv.at(i), rows, qkv_cols), kHeads, {weight, weight, 1e-6f},
+                             rope, slots.get(), slots.cache(), context);
+    });
     measure("SiluMul", rows * kInner * 2 * 3, [&](int i, const CudaContext& context) {
       return SiluMul(Matrix(gate_up.at(i), rows, 2 * kInner), Matrix(inner.at(i), rows, kInner),
                      context);
@@ -335,7 +374,10 @@ void BenchOps(Bench& bench) {
 class Step {
  public:
   Step(Bench& bench, int64_t ranks, int64_t rows)
-      : ranks_(ranks), rows_(rows), products_(ProductsOf(ranks)) {
+      : ranks_(ranks),
+        rows_(rows),
+        products_(ProductsOf(ranks)),
+        slots_(rows, kKvHeads / ranks, bench.stream()) {
     int64_t layer_bytes = 0;
     for (int i = 0; i < 4; ++i) layer_bytes += products_[i].n * products_[i].k * 2;
     weight_bytes_ = kLayers * layer_bytes + products_[4].n * products_[4].k * 2;
@@ -354,7 +396,7 @@ class Step {
 
   absl::Status Run(const CudaContext& context, LinearPath path) {
     next_ = weights_.as<char>();
-    const int64_t heads = kHeads / ranks_, kv_heads = kKvHeads / ranks_;
+    const int64_t heads = kHeads / ranks_;
     const float* floats = floats_.as<const float>();
     const MatrixView hidden = Matrix(hidden_.data(), rows_, kHidden);
     const MatrixView normed = Matrix(normed_.data(), rows_, kHidden);
@@ -366,8 +408,8 @@ class Step {
     queries.cols = products_[1].k;
     for (int64_t layer = 0; layer < kLayers; ++layer) {
       LOCKSTEP_RETURN_IF_ERROR(Multiply(0, normed, qkv, context, path));
-      LOCKSTEP_RETURN_IF_ERROR(NormRopeHeads(qkv, heads, kv_heads, kHeadDim, {},
-                                             {floats, floats, nullptr, kHeadDim}, context));
+      LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, heads, {}, {floats, floats, nullptr, kHeadDim},
+                                               slots_.get(), slots_.cache(), context));
       LOCKSTEP_RETURN_IF_ERROR(Multiply(1, queries, delta, context, path));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(hidden, delta, floats, 1e-6f, normed, context));
       LOCKSTEP_RETURN_IF_ERROR(Multiply(2, normed, gate_up, context, path));
@@ -390,6 +432,7 @@ class Step {
 
   int64_t ranks_, rows_;
   std::vector<Product> products_;
+  SlotsOfStep slots_;
   int64_t weight_bytes_ = 0;
   char* next_ = nullptr;
   DeviceBuffer weights_, hidden_, normed_, delta_, qkv_, gate_up_, inner_, logits_, floats_;

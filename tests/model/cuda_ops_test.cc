@@ -161,96 +161,6 @@ TEST_P(CudaOpsTest, AddRmsNormOverDelta) {
   }
 }
 
-struct HeadsCase {
-  int64_t queries, keys, head_dim, rotary_dim;
-  bool q_norm, k_norm, by_position;
-  int64_t offset;
-};
-
-// qkv after the operator, in double, and the magnitudes that met in each element.
-void HeadsReference(const HeadsCase& test, const CudaMatrix& qkv, const CudaMatrix& q_weight,
-                    const CudaMatrix& k_weight, const CudaMatrix& cos, const CudaMatrix& sin,
-                    const std::vector<int32_t>& rows, std::vector<std::vector<double>>* result,
-                    std::vector<std::vector<double>>* magnitudes) {
-  const int64_t half = test.rotary_dim / 2;
-  for (int64_t t = 0; t < qkv.rows(); ++t) {
-    std::vector<double> row = RowOf(qkv, t);
-    std::vector<double> magnitude(row.size());
-    const int64_t angles = test.by_position ? rows[t] : t;
-    for (int64_t h = 0; h < test.queries + test.keys; ++h) {
-      double* head = row.data() + h * test.head_dim;
-      const bool is_query = h < test.queries;
-      if (is_query ? test.q_norm : test.k_norm) {
-        const double scale = NormScale({head, head + test.head_dim});
-        for (int64_t d = 0; d < test.head_dim; ++d) {
-          head[d] *= scale * (is_query ? q_weight : k_weight).At(0, d);
-        }
-      }
-      double* m = magnitude.data() + h * test.head_dim;
-      for (int64_t d = 0; d < test.head_dim; ++d) m[d] = std::abs(head[d]);
-      for (int64_t d = 0; d < half; ++d) {
-        const double a = head[d], b = head[d + half], c = cos.At(angles, d), s = sin.At(angles, d);
-        head[d] = a * c - b * s;
-        head[d + half] = b * c + a * s;
-        m[d] = m[d + half] = std::abs(a) + std::abs(b);
-      }
-    }
-    result->push_back(row);
-    magnitudes->push_back(magnitude);
-  }
-}
-
-TEST_P(CudaOpsTest, NormRopeHeadsMatchesDoublePrecision) {
-  const int64_t tokens = 5;
-  for (const HeadsCase& test : {HeadsCase{28, 4, 128, 128, false, false, true, 0},
-                                {16, 8, 128, 128, true, true, true, 0},
-                                {9, 3, 64, 64, false, false, false, 0},
-                                {3, 1, 256, 256, true, true, false, 0},
-                                {4, 2, 128, 64, true, false, true, 0},
-                                {4, 2, 80, 32, false, true, true, 0},
-                                {5, 2, 96, 96, true, true, true, 0},
-                                {3, 1, 10, 6, true, true, true, 0},
-                                {2, 2, 6, 2, false, false, true, 0},
-                                {3, 2, 128, 128, true, true, true, 1},
-                                {2, 1, 320, 320, true, true, true, 0},
-                                {2, 1, 514, 514, true, true, true, 0},
-                                {4, 1, 64, 0, true, true, true, 0},
-                                {1, 1, 2, 2, true, true, true, 0}}) {
-    SCOPED_TRACE(absl::StrFormat("%d + %d heads of %d dims, %d turn, offset %d", test.queries,
-                                 test.keys, test.head_dim, test.rotary_dim, test.offset));
-    const std::vector<int32_t> rows = {4, 0, 19, 19, 7};
-    const int64_t half = std::max<int64_t>(1, test.rotary_dim / 2);
-    CudaMatrix qkv(tokens, (test.queries + 2 * test.keys) * test.head_dim, dtype(), 8, test.offset);
-    CudaMatrix q_weight(1, test.head_dim, DType::kF32), k_weight(1, test.head_dim, DType::kF32);
-    CudaMatrix cos(20, half, DType::kF32), sin(20, half, DType::kF32);
-    qkv.Fill(11, stream());
-    q_weight.Fill(12, stream(), 0.5f, 1);
-    k_weight.Fill(13, stream(), 0.5f, 1);
-    cos.Fill(14, stream());
-    sin.Fill(15, stream());
-    std::vector<std::vector<double>> expected, magnitudes;
-    HeadsReference(test, qkv, q_weight, k_weight, cos, sin, rows, &expected, &magnitudes);
-    const CudaIndices positions(rows, stream());
-    EXPECT_STATUS_OK(NormRopeHeads(
-        qkv.view(), test.queries, test.keys, test.head_dim,
-        {test.q_norm ? q_weight.f32() : nullptr, test.k_norm ? k_weight.f32() : nullptr, kEps},
-        {cos.f32(), sin.f32(), test.by_position ? positions.get() : nullptr, test.rotary_dim},
-        Ctx()));
-    qkv.Download(stream());
-    const int64_t value_cols = test.keys * test.head_dim;
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t c = 0; c < qkv.cols(); ++c) {
-        if (c >= qkv.cols() - value_cols) {
-          EXPECT_EQ(qkv.At(t, c), expected[t][c]) << "a value was changed";
-        } else {
-          ExpectNear(qkv.At(t, c), expected[t][c], magnitudes[t][c], Where(t, c, qkv.cols()));
-        }
-      }
-    }
-    if (HasFailure()) return;
-  }
-}
-
 TEST_P(CudaOpsTest, SiluMulMatchesDoublePrecision) {
   for (const auto& [cols, gap, offset] : {std::tuple{1, 0, 0},
                                           {7, 1, 0},
@@ -306,7 +216,6 @@ TEST_P(CudaOpsTest, NoRows) {
   EXPECT_STATUS_OK(RmsNorm(none, weight.f32(), kEps, none, context));
   EXPECT_STATUS_OK(AddRmsNorm(none, none, weight.f32(), kEps, none, context));
   EXPECT_STATUS_OK(AddRmsNormRows(none, none, nullptr, weight.f32(), kEps, none, context));
-  EXPECT_STATUS_OK(NormRopeHeads(wide, 2, 1, 32, {}, {nullptr, nullptr, nullptr, 32}, context));
   EXPECT_STATUS_OK(SiluMul(wide, none, context));
   EXPECT_STATUS_OK(ConvertMatrix(none, none, context));
   EXPECT_STATUS_OK(Linear(none, {nullptr, dtype(), 64, 64, 64}, nullptr, none, context));

@@ -129,11 +129,12 @@ class CudaMatrix {
   DeviceBuffer device_;
 };
 
-// int32 on the device.
-class CudaIndices {
+// Integers on the device.
+template <typename T>
+class CudaArray {
  public:
-  CudaIndices(const std::vector<int32_t>& values, CudaStream stream) {
-    const int64_t bytes = static_cast<int64_t>(values.size()) * 4;
+  CudaArray(const std::vector<T>& values, CudaStream stream) {
+    const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(T));
     auto device = DeviceBuffer::Create(bytes, "a test's indices");
     EXPECT_TRUE(device.ok()) << device.status();
     if (!device.ok()) return;
@@ -141,11 +142,13 @@ class CudaIndices {
     EXPECT_TRUE(CopyAsync(device_.data(), values.data(), bytes, stream).ok());
     EXPECT_TRUE(Synchronize(stream).ok());
   }
-  const int32_t* get() const { return device_.as<const int32_t>(); }
+  const T* get() const { return device_.as<const T>(); }
 
  private:
   DeviceBuffer device_;
 };
+using CudaIndices = CudaArray<int32_t>;
+using CudaSlots = CudaArray<int64_t>;
 
 // Skips, saying so, where there is no GPU.
 class CudaTest : public testing::Test {
