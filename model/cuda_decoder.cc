@@ -8,6 +8,7 @@
 #include "attention/cuda_attention.h"
 #include "model/attention_layer.h"
 #include "model/checkpoint/tensor_names.h"
+#include "model/cuda_gemv.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
 #include "model/cuda_ops.h"
@@ -111,6 +112,20 @@ class CudaDecoder : public Decoder {
   absl::Status Launch(const StepSize& size, const KvPool& pool);
   absl::Status LaunchLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
                            const CudaAttentionBatch& batch);
+  absl::Status LaunchRowLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
+                              const CudaAttentionBatch& batch);
+  absl::Status LaunchHead(const StepSize& size);
+  bool RowProductsSupported() const;
+  bool UsesRowProducts(const StepSize& size) const {
+    return size.tokens == 1 && row_products_supported_;
+  }
+  bool AddsInProducts(const StepSize& size) const {
+    return UsesRowProducts(size) && rank_.nccl == nullptr;
+  }
+  GemvOperands NormedRow(const StepSize& size, const DeviceMatrix& norm) const;
+  absl::Status AddRow(const StepSize& size, int64_t sum, const MatrixView& x,
+                      const DeviceMatrix& weight, const DeviceMatrix& bias,
+                      const DeviceMatrix& next_norm, const MatrixView& normed);
   absl::Status LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
                                const MatrixView& attended, const KvCacheView& cache,
                                const CudaAttentionBatch& batch);
@@ -139,6 +154,8 @@ class CudaDecoder : public Decoder {
   DeviceMatrix head_;  // none: the embedding's rows
 
   std::unique_ptr<CudaLinear> linear_;
+  std::optional<Gemv> gemv_;
+  bool row_products_supported_ = false;
   std::optional<CudaContext> context_;
   CudaScratch scratch_;
   CudaInputs inputs_;
@@ -150,9 +167,11 @@ class CudaDecoder : public Decoder {
 
 absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& threads) {
   LOCKSTEP_ASSIGN_OR_RETURN(linear_, CudaLinear::Create(rank_.info.num_multiprocessors));
+  LOCKSTEP_ASSIGN_OR_RETURN(gemv_, Gemv::Create(rank_.info.num_multiprocessors));
   context_.emplace(CudaContext{.stream = rank_.stream,
                                .num_multiprocessors = rank_.info.num_multiprocessors,
-                               .linear = *linear_});
+                               .linear = *linear_,
+                               .programmatic_launch = true});
   {
     LOCKSTEP_ASSIGN_OR_RETURN(
         DeviceWeightLoader loader,
@@ -173,6 +192,7 @@ absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& 
     LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
   }
   LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
+  row_products_supported_ = RowProductsSupported();
   LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable());
   return CreateInputs();
 }
@@ -383,15 +403,103 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(
       GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
-  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
-                                      View(scratch_.normed, size.tokens, config_.hidden_size)));
-  for (int64_t l = 0; l < config_.num_layers; ++l) {
-    LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(l, pool.Layer(l), size, batch));
+  if (!AddsInProducts(size)) {
+    LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
+                                        View(scratch_.normed, size.tokens, config_.hidden_size)));
   }
-  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
+  for (int64_t l = 0; l < config_.num_layers; ++l) {
+    LOCKSTEP_RETURN_IF_ERROR(UsesRowProducts(size) ? LaunchRowLayer(l, pool.Layer(l), size, batch)
+                                                   : LaunchLayer(l, pool.Layer(l), size, batch));
+  }
+  return LaunchHead(size);
+}
+
+// The logits of the last layer's normed rows.
+absl::Status CudaDecoder::LaunchHead(const StepSize& size) {
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
-  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
+  const MatrixView& weight = head_ ? head_.view : embedding_.view;
+  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
+  if (!UsesRowProducts(size) || size.logits_rows == 0) {
+    return Linear(last, weight, nullptr, logits, context());
+  }
+  GemvOperands head = AddsInProducts(size) ? NormedRow(size, final_norm_) : GemvOperands{.x = last};
+  head.weight = weight;
+  head.y = logits;
+  return gemv_->Run(head, rank_.stream, context().programmatic_launch);
+}
+
+bool CudaDecoder::RowProductsSupported() const {
+  const CudaLayer& layer = layers_[0];
+  const auto supported = [&](const DeviceBuffer& x, const DeviceMatrix& weight,
+                             const MatrixView& y) {
+    return Gemv::Supports({.x = View(x, 1, weight.view.cols), .weight = weight.view, .y = y});
+  };
+  const MatrixView hidden = View(scratch_.hidden, 1, config_.hidden_size);
+  const int64_t vocab = part_.vocab.size();
+  return supported(scratch_.hidden, layer.qkv, View(scratch_.qkv, 1, layer.qkv.view.rows)) &&
+         supported(scratch_.attended, layer.o, hidden) &&
+         supported(scratch_.hidden, layer.gate_up,
+                   View(scratch_.gate_up, 1, layer.gate_up.view.rows)) &&
+         supported(scratch_.activated, layer.down, hidden) &&
+         supported(scratch_.hidden, head_ ? head_ : embedding_,
+                   {scratch_.logits.data(), DType::kF32, 1, vocab, vocab});
+}
+
+// The normed residual stream of one row: as it is normed, or to be normed in the product.
+GemvOperands CudaDecoder::NormedRow(const StepSize& size, const DeviceMatrix& norm) const {
+  if (!AddsInProducts(size)) return {.x = View(scratch_.normed, 1, config_.hidden_size)};
+  return {.x = View(scratch_.hidden, 1, config_.hidden_size),
+          .norm_weight = norm.values(),
+          .norm_eps = static_cast<float>(config_.rms_norm_eps)};
+}
+
+// A row-parallel product: added to the residual stream, or this rank's part of a sum over ranks,
+// and that sum.
+absl::Status CudaDecoder::AddRow(const StepSize& size, int64_t sum, const MatrixView& x,
+                                 const DeviceMatrix& weight, const DeviceMatrix& bias,
+                                 const DeviceMatrix& next_norm, const MatrixView& normed) {
+  GemvOperands product{.x = x, .weight = weight.view, .bias = bias.view.data};
+  if (AddsInProducts(size)) {
+    product.output = GemvOutput::kAdd;
+    product.y = View(scratch_.hidden, 1, config_.hidden_size);
+    return gemv_->Run(product, rank_.stream, context().programmatic_launch);
+  }
+  product.y = Partial(size, sum);
+  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(product, rank_.stream, context().programmatic_launch));
+  return SumAndNorm(size, sum, next_norm, normed);
+}
+
+// As LaunchLayer, for a step of one row: what stands around its products is part of them.
+absl::Status CudaDecoder::LaunchRowLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
+                                         const CudaAttentionBatch& batch) {
+  const CudaLayer& layer = layers_[l];
+  const bool programmatic = context().programmatic_launch;
+  const MatrixView qkv = View(scratch_.qkv, 1, q_cols() + 2 * kv_cols());
+  const MatrixView attended = View(scratch_.attended, 1, q_cols());
+  const MatrixView activated = View(scratch_.activated, 1, part_.intermediate.size());
+  const MatrixView normed = View(scratch_.normed, 1, config_.hidden_size);
+  const int64_t o_sum = 2 * l + 1;
+
+  GemvOperands in = NormedRow(size, layer.input_norm);
+  in.weight = layer.qkv.view;
+  in.bias = layer.qkv_bias.view.data;
+  in.y = qkv;
+  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(in, rank_.stream, programmatic));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, batch));
+  LOCKSTEP_RETURN_IF_ERROR(
+      AddRow(size, o_sum, attended, layer.o, layer.o_bias, layer.post_attention_norm, normed));
+
+  GemvOperands up = NormedRow(size, layer.post_attention_norm);
+  up.weight = layer.gate_up.view;
+  up.bias = layer.gate_up_bias.view.data;
+  up.output = GemvOutput::kSwiGlu;
+  up.y = activated;
+  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(up, rank_.stream, programmatic));
+  const bool is_last = l + 1 == config_.num_layers;
+  return AddRow(size, o_sum + 1, activated, layer.down, layer.down_bias,
+                is_last ? final_norm_ : layers_[l + 1].input_norm,
+                is_last ? View(scratch_.last, size.logits_rows, config_.hidden_size) : normed);
 }
 
 // From the normed residual stream to that of the next layer, or to the rows whose logits are

@@ -1,30 +1,23 @@
-// y = x * W^T for at most 16 rows of x. Bound by the read of W, so everything serves that read:
+// y = W * x for one x. Bound by the read of W, so everything serves that read:
 //
-// - A block a multiprocessor owns a contiguous share of W's rows, equal to one row.
-// - One thread, the producer, pulls the share through a ring of stages in shared memory: a box of
-//   `tile_rows` rows of W times `stage_cols` columns with one tensor copy, and the same columns of
-//   x behind it with another, both completing on the stage's mbarrier. (One bulk copy a row took 75
-//   cycles a row to issue, three times what the memory needs for it.) The ring takes half of a
-//   multiprocessor's shared memory, so that with programmatic launches the next kernel fills its
-//   ring while this one drains: W's copies wait for nobody, x's wait for the kernel before.
-// - Eight warps consume. Tensor cores multiply 16 rows of W by 8 rows of x: the rows that x has not
-//   cost nothing that is scarce, and what stands in shared memory for them meets no row that is
-//   stored. Warps share out rows (two halves of 16) and columns (slices of 64 dealt in turn to
-//   four), and add up their four parts in shared memory at the end of a tile.
+// - A block a multiprocessor owns a contiguous share of the outputs. One thread, the producer,
+// pulls
+//   the share's rows of W through a ring of stages in shared memory with bulk copies of whole rows,
+//   some 100 KB of them on their way. The ring takes less than half of a multiprocessor's shared
+//   memory: with programmatic launches the next kernel's block stands beside this one and fills its
+//   ring while this one drains. Only W, which never changes, is read before the kernel before has
+//   ended.
+// - Up to 15 warps consume: `column_warps` share the columns, each with its part of x in registers,
+//   times `row_warps` that share a stage's rows. A lane has 8 columns of every 256 ("chunk").
+// - The warps' parts of a sum meet in shared memory, some tens of rows at a time, in two buffers by
+//   turns: who writes one has met all others since it was read.
 //
-// A lane's share of 32 columns of a row is 16 bytes: columns 8q to 8q+7 of row g (g = lane / 4, q =
-// lane % 4). The tensor core wants other columns in a lane, but a product may take its columns in
-// any order that is the same for both operands; this one needs no rearrangement of either. Eight
-// lanes that read together read 64 bytes of two rows, which are a multiple of 128 bytes apart: so
-// that they meet each of the 32 banks once, odd rows read the second half of a slice first.
-//
-// Columns beyond K are zeros in both operands (the copy fills them in); rows beyond the share
-// belong to the next block or are zeros, and are not stored.
-#include <cuda.h>
-
+// Floor: bytes of W over memory bandwidth.
 #include <algorithm>
 #include <limits>
+#include <optional>
 
+#include "model/cuda_async_copy.cuh"
 #include "model/cuda_gemv.h"
 #include "model/cuda_kernel.cuh"
 
@@ -32,440 +25,453 @@ namespace lockstep {
 
 namespace {
 
-constexpr int kSliceCols = 64;   // 128 bytes: what a warp takes at once, four products of 16
-constexpr int kColumnWarps = 4;  // that share the slices
-constexpr int kRowWarps = 2;     // that share the rows
-constexpr int kConsumers = kColumnWarps * kRowWarps * 32;
-constexpr int kThreads = kConsumers + 32;
-constexpr int kMaxTileRows = 16 * kRowWarps;
-constexpr int kStageUnit = kSliceCols * kColumnWarps;  // columns of a stage: one or two of these
+constexpr int kMaxWarps = 15;  // that consume; with the producer's: two blocks of 64 registers fit
+constexpr int kMaxThreads = (kMaxWarps + 1) * 32;
+constexpr int kChunkCols = 256;
+constexpr int kMaxChunks = 8;  // of a warp
+constexpr int kMaxRowWarps = 4;
 constexpr int kMaxStages = 16;
-constexpr int kStageAlignment = 128;  // of a tensor copy
-// Stride of a token's partial sums, in floats: lanes of a warp (8 rows of 4 even tokens) hit each
-// bank once, as 2 * 36 mod 32 = 8.
-constexpr int kPartStride = kMaxTileRows + 4;
-// A block may have 227 KB. Two blocks fit a multiprocessor at (228 KB - 2 * 1 KB that the system
-// takes) / 2 = 113 KB each, less the barriers.
-constexpr int kMaxSharedKib = 224;
-// A stage of two units at most: enough stages must fit for some 64 KB to be on their way.
-constexpr int64_t kLargestWideStage = 20 * 1024;
+// Rows of W whose parts are collected before they are added up.
+constexpr int kGroupRows = 64;
+constexpr int kPartStride = kMaxWarps + 2;  // odd: rows behind each other start in other banks
+// Two blocks fit at 113 KB each; the parts take 9 KB.
+constexpr int kRingBytes = 102400;
+// Rows so long that two stages need more than that leave no room for a second block.
+constexpr int kMaxRingBytes = 215 * 1024;
 
-struct SkinnyArgs {
-  CUtensorMap weight_map;
-  CUtensorMap x_map;
+struct GemvArgs {
+  const void* x;
+  const float* norm_weight;
+  float norm_eps;
+  const char* weight;
+  int64_t up_bytes;  // from a gate row to its up row; 0: there is none
   const void* bias;
   void* y;
-  int64_t y_stride;  // elements
-  int n;
-  int tokens;
-  int tile_rows;
-  int stage_cols;
+  int k;
+  int num_outputs;
+  bool adds;        // to y
+  bool stores_f32;  // y is float32
+  int column_warps;
+  int row_warps;
+  int stage_rows;
   int num_stages;
-  int chunks;  // stages a tile
 };
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void InitBarrier(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)
-               : "memory");
-}
-__device__ __forceinline__ void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-// Arrives, and makes the barrier wait for so many bytes of copies.
-__device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-// Until the barrier's phase of this parity is complete.
-__device__ __forceinline__ void Wait(uint64_t* barrier, int parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred complete;\n"
-        "mbarrier.try_wait.parity.shared.b64 complete, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, complete;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(SharedAddress(barrier)), "r"(parity)
-        : "memory");
-  }
-}
-__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// The map's box at this column (in words of 4 bytes) and row.
-__device__ __forceinline__ void CopyBox(void* to, const CUtensorMap& map, int word, int row,
-                                        uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-      "{%2, %3}], [%4];" ::"r"(SharedAddress(to)),
-      "l"(&map), "r"(word), "r"(row), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
-// sums[16 rows, 8 tokens] += a[16, 16] * b[16, 8], one warp.
-template <typename T>
-__device__ __forceinline__ void MultiplyAdd(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                            uint32_t a3, uint32_t b0, uint32_t b1);
-template <>
-__device__ __forceinline__ void MultiplyAdd<__nv_bfloat16>(float (&sums)[4], uint32_t a0,
-                                                           uint32_t a1, uint32_t a2, uint32_t a3,
-                                                           uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void MultiplyAdd<__half>(float (&sums)[4], uint32_t a0, uint32_t a1,
-                                                    uint32_t a2, uint32_t a3, uint32_t b0,
-                                                    uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__host__ __device__ constexpr int RoundUp(int bytes, int unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-// A stage: rows of W, then rows of x.
-__host__ __device__ inline int StageBytes(int tile_rows, int tokens, int stage_cols) {
-  return RoundUp((tile_rows + tokens) * stage_cols * 2, kStageAlignment);
-}
-
-// The shared memory of a block, and its share of the product.
+// A block's shared memory, and its share.
 struct Ring {
-  const SkinnyArgs& args;
+  const GemvArgs& args;
   char* stages;
   uint64_t* full;   // copies have landed
   uint64_t* empty;  // every consumer warp is done
-  int first_row;    // of the block's share
-  int num_rows;
+  int first_output;
+  int num_outputs;
 
-  __device__ int num_tiles() const { return (num_rows + args.tile_rows - 1) / args.tile_rows; }
-  __device__ char* Stage(int stage) const {
-    return stages + stage * StageBytes(args.tile_rows, args.tokens, args.stage_cols);
-  }
+  __device__ int rows_per_output() const { return args.up_bytes == 0 ? 1 : 2; }
+  __device__ int row_bytes() const { return args.k * 2; }
+  __device__ int num_rows() const { return num_outputs * rows_per_output(); }
+  __device__ int num_steps() const { return (num_rows() + args.stage_rows - 1) / args.stage_rows; }
+  __device__ char* Stage(int stage) const { return stages + stage * args.stage_rows * row_bytes(); }
 };
 
-// W's rows of this step into its stage.
-__device__ __forceinline__ void ProduceWeights(const Ring& ring, int step) {
-  const SkinnyArgs& args = ring.args;
-  const int stage = step % args.num_stages;
-  const int tile = step / args.chunks, chunk = step % args.chunks;
-  ArriveExpecting(ring.full + stage, (args.tile_rows + args.tokens) * args.stage_cols * 2);
-  CopyBox(ring.Stage(stage), args.weight_map, chunk * args.stage_cols / 2,
-          ring.first_row + tile * args.tile_rows, ring.full + stage);
-}
-
-// The same columns of x behind them.
-__device__ __forceinline__ void ProduceTokens(const Ring& ring, int step) {
-  const SkinnyArgs& args = ring.args;
-  const int stage = step % args.num_stages;
-  CopyBox(ring.Stage(stage) + args.tile_rows * args.stage_cols * 2, args.x_map,
-          step % args.chunks * args.stage_cols / 2, 0, ring.full + stage);
-}
-
-// One thread.
+// A stage holds rows of W in order or, with gates, the gate rows of some outputs, then their up
+// rows. One thread.
 __device__ void Produce(const Ring& ring) {
-  const int steps = ring.num_tiles() * ring.args.chunks, stages = ring.args.num_stages;
-  const int ahead = min(steps, stages);
-  PrefetchMap(ring.args.weight_map);
-  PrefetchMap(ring.args.x_map);
-#pragma unroll 1
-  for (int step = 0; step < ahead; ++step) ProduceWeights(ring, step);
-  WaitForPredecessor();
-#pragma unroll 1
-  for (int step = 0; step < ahead; ++step) ProduceTokens(ring, step);
-#pragma unroll 1
-  for (int step = ahead; step < steps; ++step) {
-    Wait(ring.empty + step % stages, (step / stages - 1) & 1);
-    ProduceWeights(ring, step);
-    ProduceTokens(ring, step);
+  const GemvArgs& args = ring.args;
+  const int stage_outputs = args.stage_rows / ring.rows_per_output();
+  const int steps = ring.num_steps();
+  for (int step = 0; step < steps; ++step) {
+    const int stage = step % args.num_stages;
+    if (step >= args.num_stages) Wait(ring.empty + stage, (step / args.num_stages - 1) & 1);
+    const int output = step * stage_outputs;
+    const int bytes = min(stage_outputs, ring.num_outputs - output) * ring.row_bytes();
+    const char* from = args.weight + int64_t{ring.first_output + output} * ring.row_bytes();
+    ArriveExpecting(ring.full + stage, bytes * ring.rows_per_output());
+    CopyBytes(ring.Stage(stage), from, bytes, ring.full + stage);
+    if (args.up_bytes != 0) {
+      CopyBytes(ring.Stage(stage) + bytes, from + args.up_bytes, bytes, ring.full + stage);
+    }
   }
 }
 
-// 32 columns of a row: its first and second 16 for the tensor core.
-struct Slice {
-  uint4 first, second;
+__device__ __forceinline__ void ConsumersMeet(int threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+// A warp's place among the consumers.
+struct Consumer {
+  int column_warp;
+  int row_warp;
+  int lane;
+  int threads;  // of all consumers
+
+  __device__ explicit Consumer(const GemvArgs& args)
+      : column_warp(threadIdx.x / 32 % args.column_warps),
+        row_warp(threadIdx.x / 32 / args.column_warps),
+        lane(threadIdx.x % 32),
+        threads(args.column_warps * args.row_warps * 32) {}
+  // First of this lane's columns in its i-th chunk.
+  __device__ int Column(const GemvArgs& args, int i) const {
+    return (column_warp + args.column_warps * i) * kChunkCols + lane * 8;
+  }
 };
 
-// This lane's part of 64 columns. `row`: its part of the slice's first half; odd: the row is an odd
-// one.
-__device__ __forceinline__ Slice LoadSlice(const char* row, bool odd) {
-  const uint4 now = *reinterpret_cast<const uint4*>(row + (odd ? 64 : 0));
-  const uint4 then = *reinterpret_cast<const uint4*>(row + (odd ? 0 : 64));
-  return {{odd ? then.x : now.x, odd ? then.y : now.y, odd ? then.z : now.z, odd ? then.w : now.w},
-          {odd ? now.x : then.x, odd ? now.y : then.y, odd ? now.z : then.z, odd ? now.w : then.w}};
+// This lane's columns of x; zeros beyond K.
+template <typename T, int kChunks>
+struct XPart {
+  Vector<T, 8> at[kChunks];
+
+  // Where registers are scarce, x stays in 16 bits: the compiler may not widen it once for all
+  // rows.
+  __device__ __forceinline__ void StayNarrow() {
+    if constexpr (kChunks > 2) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        auto* words = reinterpret_cast<uint32_t*>(at[i].at);
+        asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+      }
+    }
+  }
+};
+
+template <typename T, int kChunks>
+__device__ __forceinline__ void LoadX(const GemvArgs& args, const Consumer& me,
+                                      XPart<T, kChunks>& x) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int col = me.Column(args, i);
+    uint4 bits = {};
+    // From L2: another block of this multiprocessor may have read what stood there before.
+    if (col < args.k) {
+      bits = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(args.x) + col));
+    }
+    x.at[i] = *reinterpret_cast<const Vector<T, 8>*>(&bits);
+  }
+}
+
+// RmsNorm(x). Every block makes it for itself. `squares`: shared, [kMaxWarps].
+template <typename T, int kChunks>
+__device__ __forceinline__ void LoadNormedX(const GemvArgs& args, const Consumer& me,
+                                            float* squares, XPart<T, kChunks>& x) {
+  // The weights are asked for before x, where there are registers for them: they wait for nobody.
+  constexpr bool kAhead = kChunks <= 3;
+  XPart<float, kAhead ? kChunks : 1> ahead;
+  if constexpr (kAhead) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int col = me.Column(args, i);
+      if (col < args.k) ahead.at[i] = LoadVector<8>(args.norm_weight + col);
+    }
+  }
+  WaitForPredecessor();
+  LoadX(args, me, x);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum = fmaf(Widen(x.at[i].at[j]), Widen(x.at[i].at[j]), sum);
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  if (me.row_warp == 0 && me.lane == 0) squares[me.column_warp] = sum;
+  ConsumersMeet(me.threads);
+  float total = 0;
+  for (int w = 0; w < args.column_warps; ++w) total += squares[w];
+  const float scale = 1.0f / sqrtf(total / static_cast<float>(args.k) + args.norm_eps);
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int col = me.Column(args, i);
+    if (col >= args.k) continue;
+    Vector<float, 8> weight;
+    if constexpr (kAhead) {
+      weight = ahead.at[i];
+    } else {
+      weight = LoadVector<8>(args.norm_weight + col);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      x.at[i].at[j] = Narrow<T>(Widen(x.at[i].at[j]) * scale * weight.at[j]);
+    }
+  }
+}
+
+// This lane's part of the product of a row of W, in shared memory.
+template <typename T, int kChunks>
+__device__ __forceinline__ float MultiplyRow(const GemvArgs& args, const Consumer& me,
+                                             const char* row, const XPart<T, kChunks>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int col = me.Column(args, i);
+    // Columns beyond K are the next row's, or nobody's.
+    if (col >= args.k) continue;
+    const Vector<T, 8> w = LoadVector<8>(reinterpret_cast<const T*>(row) + col);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum = fmaf(Widen(w.at[j]), Widen(x.at[i].at[j]), sum);
+  }
+  return sum;
+}
+
+// Sums over the warp of one or two values; lane 0 gets that of the first, lane 16 that of the
+// second.
+__device__ __forceinline__ float WarpSums(const float (&values)[1]) {
+  float sum = values[0];
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  return sum;
+}
+__device__ __forceinline__ float WarpSums(const float (&values)[2]) {
+  const bool second = threadIdx.x % 32 >= 16;
+  float sum = second ? values[1] : values[0];
+  sum += __shfl_xor_sync(~0u, second ? values[0] : values[1], 16);
+#pragma unroll
+  for (int lanes = 8; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  return sum;
+}
+
+// Sum of a row's parts, of a group's row.
+__device__ __forceinline__ float SumParts(const GemvArgs& args, const float* parts) {
+  float sum = 0;
+  for (int w = 0; w < args.column_warps; ++w) sum += parts[w];
+  return sum;
 }
 
 template <typename T>
-__device__ __forceinline__ void MultiplyAdd(float (&sums)[4], const uint4& low, const uint4& high,
-                                            const uint4& x) {
-  MultiplyAdd<T>(sums, low.x, high.x, low.y, high.y, x.x, x.y);
-  MultiplyAdd<T>(sums, low.z, high.z, low.w, high.w, x.z, x.w);
+__device__ __forceinline__ float BiasOf(const GemvArgs& args, int64_t row) {
+  if (args.bias == nullptr) return 0;
+  return args.stores_f32 ? static_cast<const float*>(args.bias)[row]
+                         : Widen(static_cast<const T*>(args.bias)[row]);
 }
 
-// This warp's part of one stage's product.
-template <typename T, int kTokenTiles>
-__device__ __forceinline__ void MultiplyStage(const Ring& ring, const char* stage, int warp,
-                                              int lane, float (&sums)[kTokenTiles][4]) {
-  const SkinnyArgs& args = ring.args;
-  const int g = lane / 4, bytes = args.stage_cols * 2;
-  const int first = warp % kColumnWarps * kSliceCols * 2 + lane % 4 * 16;
-  const bool odd = g % 2 != 0;
-  // Rows that are not there: any that is.
-  const int row = warp / kColumnWarps * 16 + g;
-  const char* low = stage + min(row, args.tile_rows - 1) * bytes + first;
-  const char* high = stage + min(row + 8, args.tile_rows - 1) * bytes + first;
-  const char* tokens[kTokenTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTokenTiles; ++tile) {
-    tokens[tile] = stage + (args.tile_rows + min(tile * 8 + g, args.tokens - 1)) * bytes + first;
+// Of the rows [first_row, first_row + num_rows) of the block's share, in the order of the stages.
+template <typename T>
+__device__ void FinishGroup(const Ring& ring, const float* parts, int first_row, int num_rows) {
+  const GemvArgs& args = ring.args;
+  const int per_output = ring.rows_per_output();
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= num_rows / per_output) return;
+  const int64_t output = ring.first_output + first_row / per_output + i;
+  if (per_output == 2) {
+    // The outputs' rows within their stage, the last of which may be shorter.
+    const int stage_outputs = args.stage_rows / 2;
+    const int begin = i / stage_outputs * stage_outputs;
+    const int size = min(stage_outputs, num_rows / 2 - begin);
+    const int gate_row = 2 * begin + i % stage_outputs;
+    const float gate = SumParts(args, parts + gate_row * kPartStride) + BiasOf<T>(args, output);
+    const float up = SumParts(args, parts + (gate_row + size) * kPartStride) +
+                     BiasOf<T>(args, output + args.num_outputs);
+    static_cast<T*>(args.y)[output] = Narrow<T>(gate / (1.0f + expf(-gate)) * up);
+    return;
   }
-  for (int offset = 0; offset < bytes; offset += kStageUnit * 2) {
-    const Slice a = LoadSlice(low + offset, odd);
-    const Slice b = LoadSlice(high + offset, odd);
-#pragma unroll
-    for (int tile = 0; tile < kTokenTiles; ++tile) {
-      const Slice x = LoadSlice(tokens[tile] + offset, odd);
-      MultiplyAdd<T>(sums[tile], a.first, b.first, x.first);
-      MultiplyAdd<T>(sums[tile], a.second, b.second, x.second);
-    }
-  }
-}
-
-__device__ __forceinline__ void ConsumersMeet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
-
-// parts [kColumnWarps][kTokenTiles * 8][kPartStride]: a buffer of partial sums.
-template <typename Out, int kTokenTiles>
-__device__ void FinishTile(const Ring& ring, int tile, int warp, int lane, float* parts,
-                           const float (&sums)[kTokenTiles][4]) {
-  constexpr int kPart = kTokenTiles * 8 * kPartStride;
-  const int row = warp / kColumnWarps * 16 + lane / 4;
-  float* mine = parts + warp % kColumnWarps * kPart;
-#pragma unroll
-  for (int i = 0; i < kTokenTiles; ++i) {
-    float* token = mine + (i * 8 + lane % 4 * 2) * kPartStride;
-    token[row] = sums[i][0];
-    token[kPartStride + row] = sums[i][1];
-    token[row + 8] = sums[i][2];
-    token[kPartStride + row + 8] = sums[i][3];
-  }
-  ConsumersMeet();
-  const SkinnyArgs& args = ring.args;
-  const int rows = min(args.tile_rows, ring.num_rows - tile * args.tile_rows);
-  for (int i = threadIdx.x; i < args.tokens * kMaxTileRows; i += kConsumers) {
-    const int r = i % kMaxTileRows, token = i / kMaxTileRows;
-    if (r >= rows) continue;
-    const float* part = parts + token * kPartStride + r;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kColumnWarps; ++w) sum += part[w * kPart];
-    const int64_t col = ring.first_row + tile * args.tile_rows + r;
-    if (args.bias != nullptr) sum += Widen(static_cast<const Out*>(args.bias)[col]);
-    static_cast<Out*>(args.y)[token * args.y_stride + col] = Narrow<Out>(sum);
+  const float sum = SumParts(args, parts + i * kPartStride) + BiasOf<T>(args, output);
+  if (args.stores_f32) {
+    static_cast<float*>(args.y)[output] = sum;
+  } else {
+    T* const y = static_cast<T*>(args.y) + output;
+    *y = Narrow<T>(args.adds ? Widen(__ldcg(y)) + sum : sum);
   }
 }
 
-// Where there is room for two, buffers of partial sums are used by turns: who writes one has met
-// all others since they read it. The single one needs another meeting.
-__host__ __device__ constexpr int NumPartBuffers(int token_tiles) {
-  return token_tiles == 1 ? 2 : 1;
-}
-__host__ __device__ constexpr int PartBufferFloats(int token_tiles) {
-  return kColumnWarps * token_tiles * 8 * kPartStride;
-}
+// parts: two buffers of [kGroupRows, kPartStride].
+template <typename T, int kChunks, int kRows>
+__device__ void Consume(const Ring& ring, float* parts, float* squares) {
+  const GemvArgs& args = ring.args;
+  const Consumer me(args);
+  XPart<T, kChunks> x;
+  if (args.norm_weight == nullptr) {
+    WaitForPredecessor();
+    LoadX(args, me, x);
+  } else {
+    LoadNormedX(args, me, squares, x);
+  }
 
-template <typename T, typename Out, int kTokenTiles>
-__device__ void Consume(const Ring& ring, float* parts, int warp, int lane) {
-  constexpr int kBuffers = NumPartBuffers(kTokenTiles);
-  const SkinnyArgs& args = ring.args;
-  // What was read and written before this kernel is done with: y may be overwritten.
-  WaitForPredecessor();
-  const bool has_rows = warp / kColumnWarps * 16 < args.tile_rows;
-  int step = 0;
-  for (int tile = 0; tile < ring.num_tiles(); ++tile) {
-    float sums[kTokenTiles][4] = {};
-    for (int chunk = 0; chunk < args.chunks; ++chunk, ++step) {
+  const int num_rows = ring.num_rows(), steps = ring.num_steps();
+  const int group_steps = kGroupRows / args.stage_rows;
+  for (int step = 0, group = 0; step < steps; ++group) {
+    float* const buffer = parts + group % 2 * kGroupRows * kPartStride;
+    const int first_row = step * args.stage_rows;
+    const int end_step = min(step + group_steps, steps);
+    for (; step < end_step; ++step) {
       const int stage = step % args.num_stages;
       Wait(ring.full + stage, (step / args.num_stages) & 1);
-      if (has_rows) MultiplyStage<T, kTokenTiles>(ring, ring.Stage(stage), warp, lane, sums);
+      x.StayNarrow();
+      float sums[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const char* row = ring.Stage(stage) + (me.row_warp * kRows + r) * ring.row_bytes();
+        sums[r] = MultiplyRow(args, me, row, x);
+      }
+      const float sum = WarpSums(sums);
+      const int r = me.row_warp * kRows + (kRows == 2 ? me.lane / 16 : 0);
+      const int row = step * args.stage_rows - first_row + r;
+      // Rows that the last stage does not have are somebody's, and go nowhere: the group ends
+      // before them.
+      if (me.lane == 0 || (kRows == 2 && me.lane == 16)) {
+        buffer[row * kPartStride + me.column_warp] = sum;
+      }
       __syncwarp();
-      if (lane == 0) Arrive(ring.empty + stage);
+      if (me.lane == 0) Arrive(ring.empty + stage);
     }
-    if (kBuffers == 1 && tile > 0) ConsumersMeet();
-    float* buffer = parts + tile % kBuffers * PartBufferFloats(kTokenTiles);
-    FinishTile<Out, kTokenTiles>(ring, tile, warp, lane, buffer, sums);
+    ConsumersMeet(me.threads);
+    FinishGroup<T>(ring, buffer, first_row, min(end_step * args.stage_rows, num_rows) - first_row);
   }
 }
 
-template <typename T, typename Out, int kTokenTiles>
-__global__ void __launch_bounds__(kThreads, 2)
-    SkinnyLinearKernel(const __grid_constant__ SkinnyArgs args) {
-  extern __shared__ __align__(128) char shared[];
+template <typename T, int kChunks, int kRows>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    GemvKernel(const __grid_constant__ GemvArgs args) {
+  extern __shared__ __align__(128) char stages[];
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = static_cast<int>(int64_t{args.n} * blockIdx.x / gridDim.x);
-  const int end_row = static_cast<int>(int64_t{args.n} * (blockIdx.x + 1) / gridDim.x);
-  const Ring ring = {args, shared, full, empty, first_row, end_row - first_row};
+  __shared__ float parts[2 * kGroupRows * kPartStride];
+  __shared__ float squares[kMaxWarps];
+  const int first = static_cast<int>(int64_t{args.num_outputs} * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(int64_t{args.num_outputs} * (blockIdx.x + 1) / gridDim.x);
+  const Ring ring = {args, stages, full, empty, first, end - first};
+  const int consumers = args.column_warps * args.row_warps;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < args.num_stages; ++stage) {
       InitBarrier(full + stage, 1);
-      InitBarrier(empty + stage, kConsumers / 32);
+      InitBarrier(empty + stage, consumers);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    PublishBarriers();
   }
   __syncthreads();
   LetSuccessorStart();
-  if (warp == kConsumers / 32) {
-    if (lane == 0) Produce(ring);
+  if (static_cast<int>(threadIdx.x) / 32 == consumers) {
+    if (threadIdx.x % 32 == 0) Produce(ring);
   } else {
-    float* parts = reinterpret_cast<float*>(ring.Stage(args.num_stages));
-    Consume<T, Out, kTokenTiles>(ring, parts, warp, lane);
+    Consume<T, kChunks, kRows>(ring, parts, squares);
   }
 }
 
-// Sizes of tiles and stages; the bytes of shared memory they take.
-int64_t ChooseTiles(int grid, int64_t k, int token_tiles, const SkinnyTuning& tuning,
-                    SkinnyArgs* args) {
-  const int share = (args->n + grid - 1) / grid;
-  const int tiles = (share + tuning.max_tile_rows - 1) / tuning.max_tile_rows;
-  args->tile_rows = (share + tiles - 1) / tiles;
-  args->stage_cols = tuning.stage_cols;
-  if (args->stage_cols == 0) {
-    const int wide = StageBytes(args->tile_rows, args->tokens, 2 * kStageUnit);
-    args->stage_cols = wide <= kLargestWideStage ? 2 * kStageUnit : kStageUnit;
-  }
-  args->chunks = static_cast<int>((k + args->stage_cols - 1) / args->stage_cols);
-  const int64_t stage_bytes = StageBytes(args->tile_rows, args->tokens, args->stage_cols);
-  const int64_t parts_bytes =
-      int64_t{NumPartBuffers(token_tiles)} * PartBufferFloats(token_tiles) * 4;
-  args->num_stages = static_cast<int>(
-      std::min<int64_t>(kMaxStages, (tuning.shared_kib * 1024 - parts_bytes) / stage_bytes));
-  LOCKSTEP_CHECK(args->num_stages >= 2);
-  return args->num_stages * stage_bytes + parts_bytes;
+// How the warps share a product.
+struct Sharing {
+  int chunks = 0;         // of a warp
+  int rows_per_warp = 0;  // of a stage
+  int64_t ring_bytes = 0;
+};
+
+// Nothing when K is too long.
+std::optional<Sharing> ChooseSharing(GemvArgs* args) {
+  Sharing sharing;
+  const int all_chunks = (args->k + kChunkCols - 1) / kChunkCols;
+  sharing.chunks = (all_chunks + kMaxWarps - 1) / kMaxWarps;
+  if (sharing.chunks > kMaxChunks) return std::nullopt;
+  args->column_warps = (all_chunks + sharing.chunks - 1) / sharing.chunks;
+  args->row_warps = std::min(kMaxWarps / args->column_warps, kMaxRowWarps);
+  // Two rows at a time have more of a warp's latency overlap; long rows come one by one, in more
+  // stages. A stage with gates has pairs.
+  const int64_t two_rows = int64_t{args->row_warps} * 2 * args->k * 2;
+  const bool needs_pairs = args->up_bytes != 0 && args->row_warps % 2 != 0;
+  sharing.rows_per_warp = needs_pairs || two_rows * 3 <= kRingBytes ? 2 : 1;
+  args->stage_rows = args->row_warps * sharing.rows_per_warp;
+  const int64_t stage_bytes = int64_t{args->stage_rows} * args->k * 2;
+  args->num_stages = static_cast<int>(std::clamp<int64_t>(kRingBytes / stage_bytes, 2, kMaxStages));
+  sharing.ring_bytes = args->num_stages * stage_bytes;
+  if (sharing.ring_bytes > kMaxRingBytes) return std::nullopt;
+  return sharing;
 }
 
-bool Is16Bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
-
-// fn(kernel) of these types and token tiles.
+// fn(kernel) of this type and sharing.
 template <typename Fn>
-absl::Status WithKernel(DType dtype, bool f32_out, int token_tiles, const Fn& fn) {
-  const auto of = [&]<typename T>() {
-    if (f32_out) {
-      return fn(token_tiles == 1 ? SkinnyLinearKernel<T, float, 1>
-                                 : SkinnyLinearKernel<T, float, 2>);
-    }
-    return fn(token_tiles == 1 ? SkinnyLinearKernel<T, T, 1> : SkinnyLinearKernel<T, T, 2>);
+absl::Status WithKernel(DType dtype, int chunks, int rows_per_warp, const Fn& fn) {
+  const auto with_chunks = [&]<typename T, int kChunks>() {
+    return rows_per_warp == 2 ? fn(GemvKernel<T, kChunks, 2>) : fn(GemvKernel<T, kChunks, 1>);
   };
-  return dtype == DType::kBF16 ? of.template operator()<__nv_bfloat16>()
-                               : of.template operator()<__half>();
+  const auto with_type = [&]<typename T>() {
+    switch (chunks) {
+      case 1:
+        return with_chunks.template operator()<T, 1>();
+      case 2:
+        return with_chunks.template operator()<T, 2>();
+      case 3:
+        return with_chunks.template operator()<T, 3>();
+      case 4:
+        return with_chunks.template operator()<T, 4>();
+      case 5:
+        return with_chunks.template operator()<T, 5>();
+      case 6:
+        return with_chunks.template operator()<T, 6>();
+      default:
+        return with_chunks.template operator()<T, kMaxChunks>();
+    }
+  };
+  return dtype == DType::kBF16 ? with_type.template operator()<__nv_bfloat16>()
+                               : with_type.template operator()<__half>();
 }
 
-using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
-
-// Boxes of box_rows x box_cols of a matrix of 16-bit elements. In words of 4 bytes, as a box has at
-// most 256 of whatever it counts in.
-absl::Status EncodeBoxes(EncodeTensorMap encode, const MatrixView& m, int box_rows, int box_cols,
-                         int l2_promotion_bytes, CUtensorMap* map) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(m.cols / 2), static_cast<cuuint64_t>(m.rows)};
-  // A single row may have any distance from the next.
-  const cuuint64_t stride_bytes[] = {static_cast<cuuint64_t>(m.rows == 1 ? m.cols : m.stride) * 2};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols / 2),
-                            static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  const CUtensorMapL2promotion promotion =
-      l2_promotion_bytes == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-      : l2_promotion_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-      : l2_promotion_bytes == 64  ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
-                                  : CU_TENSOR_MAP_L2_PROMOTION_NONE;
-  const CUresult code =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 2, m.data, sizes, stride_bytes, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, promotion,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (code == CUDA_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrFormat("cuTensorMapEncodeTiled: error %d for boxes [%d, %d] of [%d, %d]",
-                      static_cast<int>(code), box_rows, box_cols, m.rows, m.cols));
+GemvArgs MakeArgs(const GemvOperands& operands) {
+  const bool swiglu = operands.output == GemvOutput::kSwiGlu;
+  GemvArgs args = {};
+  args.x = operands.x.data;
+  args.norm_weight = operands.norm_weight;
+  args.norm_eps = operands.norm_eps;
+  args.weight = static_cast<const char*>(operands.weight.data);
+  args.bias = operands.bias;
+  args.y = operands.y.data;
+  args.k = static_cast<int>(operands.x.cols);
+  args.num_outputs = static_cast<int>(operands.y.cols);
+  args.up_bytes = swiglu ? operands.y.cols * operands.x.cols * 2 : 0;
+  args.adds = operands.output == GemvOutput::kAdd;
+  args.stores_f32 = operands.y.dtype == DType::kF32;
+  return args;
 }
 
 }  // namespace
 
-absl::StatusOr<SkinnyLinear> SkinnyLinear::Create(int num_multiprocessors) {
-  SkinnyLinear linear;
-  linear.num_multiprocessors_ = num_multiprocessors;
-  cudaDriverEntryPointQueryResult found;
-  LOCKSTEP_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &linear.encode_, 12000,
-                                                 cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess || linear.encode_ == nullptr) {
-    return absl::FailedPreconditionError("the driver has no cuTensorMapEncodeTiled");
-  }
+absl::StatusOr<Gemv> Gemv::Create(int num_multiprocessors) {
+  LOCKSTEP_CHECK(num_multiprocessors > 0);
+  Gemv gemv;
+  gemv.num_multiprocessors_ = num_multiprocessors;
   // The carveout, too: a multiprocessor that had to change it could not begin one kernel while it
   // ends another.
   const auto allow = [](auto kernel) {
-    const absl::Status status =
-        CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        kMaxSharedKib * 1024),
-                   "shared memory of a product");
+    const absl::Status status = CudaStatus(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxRingBytes),
+        "shared memory of a product");
     if (!status.ok()) return status;
     return CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                            cudaSharedmemCarveoutMaxShared),
                       "shared memory of a product");
   };
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const bool f32_out : {false, true}) {
-      for (const int token_tiles : {1, 2}) {
-        LOCKSTEP_RETURN_IF_ERROR(WithKernel(dtype, f32_out, token_tiles, allow));
+    for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
+      for (const int rows : {1, 2}) {
+        LOCKSTEP_RETURN_IF_ERROR(WithKernel(dtype, chunks, rows, allow));
       }
     }
   }
-  return linear;
+  return gemv;
 }
 
-bool SkinnyLinear::Supports(const MatrixView& x, const MatrixView& weight, const MatrixView& y) {
+bool Gemv::Supports(const GemvOperands& operands) {
   constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-  return Is16Bit(x.dtype) && weight.dtype == x.dtype &&
-         (y.dtype == x.dtype || y.dtype == DType::kF32) && x.rows > 0 && x.rows <= kMaxRows &&
-         x.cols > 0 && x.cols % 8 == 0 && x.cols < kMaxInt / 4 && weight.rows > 0 &&
-         weight.rows < kMaxInt / 4 && RowsAligned16(x) && RowsAligned16(weight);
+  const MatrixView &x = operands.x, &weight = operands.weight, &y = operands.y;
+  if ((x.dtype != DType::kBF16 && x.dtype != DType::kF16) || weight.dtype != x.dtype) return false;
+  if (y.dtype != x.dtype && (y.dtype != DType::kF32 || operands.output != GemvOutput::kStore)) {
+    return false;
+  }
+  if (x.rows != 1 || x.cols <= 0 || x.cols % 8 != 0 || x.cols > kMaxInt / 4) return false;
+  if (weight.stride != weight.cols || weight.rows <= 0 || weight.rows > kMaxInt) return false;
+  if (!IsAligned16(x.data) || !IsAligned16(weight.data) || !IsAligned16(operands.norm_weight)) {
+    return false;
+  }
+  GemvArgs args = MakeArgs(operands);
+  return ChooseSharing(&args).has_value();
 }
 
-absl::Status SkinnyLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                               const MatrixView& y, CudaStream stream, bool programmatic_launch,
-                               const SkinnyTuning& tuning) const {
-  LOCKSTEP_CHECK(tuning.shared_kib <= kMaxSharedKib && tuning.max_tile_rows > 0 &&
-                 tuning.max_tile_rows <= kMaxTileRows && tuning.stage_cols % kStageUnit == 0 &&
-                 tuning.stage_cols <= 2 * kStageUnit);
-  LOCKSTEP_CHECK(Supports(x, weight, y));
-  LOCKSTEP_CHECK(x.cols == weight.cols && y.rows == x.rows && y.cols == weight.rows);
-  const int grid = static_cast<int>(std::min<int64_t>(num_multiprocessors_, weight.rows));
-  const int token_tiles = x.rows <= 8 ? 1 : 2;
-  SkinnyArgs args = {};
-  args.bias = bias;
-  args.y = y.data;
-  args.y_stride = y.stride;
-  args.n = static_cast<int>(weight.rows);
-  args.tokens = static_cast<int>(x.rows);
-  const int64_t shared_bytes = ChooseTiles(grid, x.cols, token_tiles, tuning, &args);
-  const auto encode = reinterpret_cast<EncodeTensorMap>(encode_);
-  LOCKSTEP_RETURN_IF_ERROR(EncodeBoxes(encode, weight, args.tile_rows, args.stage_cols,
-                                       tuning.l2_promotion_bytes, &args.weight_map));
-  LOCKSTEP_RETURN_IF_ERROR(
-      EncodeBoxes(encode, x, args.tokens, args.stage_cols, tuning.l2_promotion_bytes, &args.x_map));
+absl::Status Gemv::Run(const GemvOperands& operands, CudaStream stream,
+                       bool programmatic_launch) const {
+  LOCKSTEP_CHECK(Supports(operands));
+  LOCKSTEP_CHECK(operands.y.rows == 1 && operands.x.cols == operands.weight.cols);
+  LOCKSTEP_CHECK(operands.weight.rows ==
+                 operands.y.cols * (operands.output == GemvOutput::kSwiGlu ? 2 : 1));
+  GemvArgs args = MakeArgs(operands);
+  const Sharing sharing = *ChooseSharing(&args);
+  const int grid = std::min(num_multiprocessors_, args.num_outputs);
+  const int threads = (args.column_warps * args.row_warps + 1) * 32;
   const CudaLaunch launch = {stream, programmatic_launch};
-  return WithKernel(x.dtype, y.dtype == DType::kF32, token_tiles, [&](auto kernel) {
-    return LaunchKernel("launch of a product of few rows", kernel, grid, kThreads, shared_bytes,
+  return WithKernel(operands.x.dtype, sharing.chunks, sharing.rows_per_warp, [&](auto kernel) {
+    return LaunchKernel("launch of a product of one row", kernel, grid, threads, sharing.ring_bytes,
                         launch, args);
   });
 }

@@ -1,5 +1,8 @@
-// Products of few rows, at the speed at which the weights can be read: the decode steps of small
-// batches.
+// Products of a single row, with the operators around them: the decode step of one request.
+//
+// Such a step is bound by the read of the weights, and what stands between two products (a norm, a
+// bias, SwiGLU, the residual addition) costs more as a kernel of its own than the work it does. So
+// the norm before a product and what follows it are part of it.
 #pragma once
 
 #include <cstdint>
@@ -10,44 +13,42 @@
 
 namespace lockstep {
 
-// How the weights travel; the defaults are the best that was measured (tests/bench/cuda_ops_bench).
-struct SkinnyTuning {
-  // Of a block. Two blocks of 112 KB fit a multiprocessor, so the next kernel begins while one
-  // ends; at most 224.
-  int shared_kib = 112;
-  int stage_cols = 0;  // 256 or 512; 0: by the size of a stage
-  int max_tile_rows = 32;
-  int l2_promotion_bytes = 256;  // what L2 fetches at least: 0, 64, 128 or 256
+// What becomes of the product p[N] (float32, the bias added).
+enum class GemvOutput {
+  kStore,   // y = p
+  kAdd,     // y = y + p, rounded once
+  kSwiGlu,  // weight is [gate; up], [2F, K]: y[F] = silu(p[0, F)) * p[F, 2F), rounded once
 };
 
-class SkinnyLinear {
+struct GemvOperands {
+  MatrixView x;  // [1, K]
+  // float32 [K]: the product takes RmsNorm(x, norm_weight), rounded to x's dtype. Null: x.
+  const float* norm_weight = nullptr;
+  float norm_eps = 0;
+  MatrixView weight;           // [N, K], rows without gaps
+  const void* bias = nullptr;  // [N] of y's dtype, or null
+  GemvOutput output = GemvOutput::kStore;
+  MatrixView y;  // [1, N], or [1, F]
+};
+
+class Gemv {
  public:
-  static constexpr int64_t kMaxRows = 16;
+  // For the selected device: allows the kernels their shared memory.
+  static absl::StatusOr<Gemv> Create(int num_multiprocessors);
 
-  // For the selected device, once it is selected: asks the driver for what encodes tensor maps, and
-  // allows the kernels their shared memory.
-  static absl::StatusOr<SkinnyLinear> Create(int num_multiprocessors);
+  // x and weight both bfloat16 or both float16, K a multiple of 8 up to 28672, x and weight aligned
+  // to 16 bytes. y of their dtype; where it is stored, float32, too.
+  static bool Supports(const GemvOperands& operands);
 
-  // 0 < T <= 16; x and weight bfloat16 or float16, rows that start at multiples of 16 bytes, K a
-  // multiple of 8; y of their dtype or float32.
-  static bool Supports(const MatrixView& x, const MatrixView& weight, const MatrixView& y);
-
-  // y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], of y's dtype, may be null), of what Supports
-  // takes.
-  //
-  // Sums are float32 in an order that K alone decides: a row's bits depend neither on T nor on the
-  // other rows, nor on the device's size.
-  //
-  // Launches on `stream`; see CudaContext about programmatic_launch.
-  absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream, bool programmatic_launch,
-                   const SkinnyTuning& tuning = {}) const;
+  // Of operands that Supports takes (LOCKSTEP_CHECK). Sums are float32 in an order that K alone
+  // decides. Launches on `stream`; see CudaContext about programmatic_launch. The status is that of
+  // the launch.
+  absl::Status Run(const GemvOperands& operands, CudaStream stream, bool programmatic_launch) const;
 
  private:
-  SkinnyLinear() = default;
+  Gemv() = default;
 
   int num_multiprocessors_ = 0;
-  void* encode_ = nullptr;  // cuTensorMapEncodeTiled
 };
 
 }  // namespace lockstep

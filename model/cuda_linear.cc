@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-#include "model/cuda_gemv.h"
+#include "model/cuda_skinny.h"
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {

@@ -33,7 +33,7 @@ struct LinearShape {
 enum class LinearPath {
   kAuto,  // the faster one
   kCublasLt,
-  kSkinny,  // cuda_gemv.h: T <= 16, K % 8 == 0, 16-bit operands; other products are refused
+  kSkinny,  // cuda_skinny.h: T <= 16, K % 8 == 0, 16-bit operands; other products are refused
 };
 
 class CudaLinear {

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "model/cuda_gemv.h"
+#include "model/cuda_skinny.h"
 #include "model/cuda_ops.h"
 
 namespace lockstep {
