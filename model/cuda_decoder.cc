@@ -257,6 +257,7 @@ absl::Status CudaDecoder::CreateInputs() {
   workspace.num_kv_heads = part_.kv_heads.size();
   workspace.head_dim = config_.head_dim;
   workspace.sliding_windows = {windows.begin(), windows.end()};
+  workspace.programmatic_launch = context().programmatic_launch;
   LOCKSTEP_ASSIGN_OR_RETURN(workspace_, CudaAttentionWorkspace::Create(workspace, rank_.stream));
   return Synchronize(rank_.stream);
 }

@@ -21,14 +21,14 @@ enum class GemvOutput {
 };
 
 struct GemvOperands {
-  MatrixView x;  // [1, K]
+  MatrixView x = {};  // [1, K]
   // float32 [K]: the product takes RmsNorm(x, norm_weight), rounded to x's dtype. Null: x.
   const float* norm_weight = nullptr;
   float norm_eps = 0;
-  MatrixView weight;           // [N, K], rows without gaps
+  MatrixView weight = {};      // [N, K], rows without gaps
   const void* bias = nullptr;  // [N] of y's dtype, or null
   GemvOutput output = GemvOutput::kStore;
-  MatrixView y;  // [1, N], or [1, F]
+  MatrixView y = {};  // [1, N], or [1, F]
 };
 
 class Gemv {

@@ -5,7 +5,8 @@
 // linear  Qwen2.5-7B's products on 1 and 2 GPUs: the kernel for few rows and cuBLASLt, bfloat16
 // ops     the operators between them
 // step    all products and operators of a decode step but attention and sums over ranks, one after
-//         the other, with and without programmatic launches
+//         the other, with and without programmatic launches; of one row also with the operators in
+//         the products
 // tune    the kernel for few rows in several sizes of its parts
 //
 // Each number is the median of graph launches in which the same work is done many times, each time
@@ -25,8 +26,9 @@
 #include <string>
 #include <vector>
 
-#include "model/cuda_skinny.h"
+#include "model/cuda_gemv.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_skinny.h"
 
 namespace lockstep {
 namespace {
@@ -421,6 +423,42 @@ class Step {
                     path);
   }
 
+  // Of one row, with the operators around the products in them.
+  absl::Status RunRow(const Gemv& gemv, const CudaContext& context) {
+    next_ = weights_.as<char>();
+    const float* floats = floats_.as<const float>();
+    const MatrixView hidden = Matrix(hidden_.data(), 1, kHidden);
+    const MatrixView qkv = Matrix(qkv_.data(), 1, products_[0].n);
+    const MatrixView inner = Matrix(inner_.data(), 1, products_[3].k);
+    const MatrixView logits = Matrix(logits_.data(), 1, products_[4].n, DType::kF32);
+    MatrixView queries = qkv;
+    queries.cols = queries.stride = products_[1].k;
+    const auto multiply = [&](int product, GemvOperands operands) {
+      operands.weight = Matrix(next_, products_[product].n, products_[product].k);
+      next_ += operands.weight.rows * operands.weight.cols * 2;
+      operands.bias = products_[product].has_bias ? floats_.data() : nullptr;
+      return gemv.Run(operands, context.stream, context.programmatic_launch);
+    };
+    GemvOperands normed{.x = hidden, .norm_weight = floats, .norm_eps = 1e-6f};
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      normed.y = qkv;
+      normed.output = GemvOutput::kStore;
+      LOCKSTEP_RETURN_IF_ERROR(multiply(0, normed));
+      LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, kHeads / ranks_, {},
+                                               {floats, floats, nullptr, kHeadDim}, slots_.get(),
+                                               slots_.cache(), context));
+      LOCKSTEP_RETURN_IF_ERROR(
+          multiply(1, {.x = queries, .output = GemvOutput::kAdd, .y = hidden}));
+      normed.y = inner;
+      normed.output = GemvOutput::kSwiGlu;
+      LOCKSTEP_RETURN_IF_ERROR(multiply(2, normed));
+      LOCKSTEP_RETURN_IF_ERROR(multiply(3, {.x = inner, .output = GemvOutput::kAdd, .y = hidden}));
+    }
+    normed.y = logits;
+    normed.output = GemvOutput::kStore;
+    return multiply(4, normed);
+  }
+
  private:
   absl::Status Multiply(int product, const MatrixView& x, const MatrixView& y,
                         const CudaContext& context, LinearPath path) {
@@ -439,6 +477,7 @@ class Step {
 };
 
 void BenchStep(Bench& bench) {
+  const Gemv gemv = OrDie(Gemv::Create(bench.Context(false).num_multiprocessors));
   for (const int64_t ranks : {1, 2}) {
     for (const int64_t rows : {1, 8, 16}) {
       Step step(bench, ranks, rows);
@@ -453,6 +492,13 @@ void BenchStep(Bench& bench) {
         const CudaContext context = bench.Context(programmatic);
         const double time = bench.Seconds(1, [&](int) { return step.Run(context, path); });
         std::printf(" | %s %.3f ms %.0f%%", name, time * 1e3, 100 * floor / time);
+      }
+      for (const bool programmatic : {true, false}) {
+        if (rows != 1) continue;
+        const CudaContext context = bench.Context(programmatic);
+        const double time = bench.Seconds(1, [&](int) { return step.RunRow(gemv, context); });
+        std::printf(" | one row%s %.3f ms %.0f%%", programmatic ? ", programmatic" : "", time * 1e3,
+                    100 * floor / time);
       }
       std::printf("\n");
       std::fflush(stdout);
