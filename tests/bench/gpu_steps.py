@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Times whole steps of the program on GPUs: scheduler, plan, forward pass, sampler.
+
+usage: gpu_steps.py LOCKSTEP CONFIG_DIR [--ranks 1,2] [--cases 1x512,8x512,32x1024,256x1024,prefill8191] [OPTION...]
+
+CONFIG_DIR holds a config.json; the weights are dummy ones. A case is BATCHxCONTEXT (decode: the median step of 48 with the whole
+batch and no prompt in it) or prefillN (one prompt of N tokens: the median of 4). OPTIONs go to `lockstep generate`. Prints a line a
+case: median, 10th and 90th percentile, in milliseconds.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+DECODE_STEPS = 48
+
+
+def run(args, ranks, prompts, max_tokens, options, folder):
+    path, log = os.path.join(folder, "prompts.jsonl"), os.path.join(folder, "steps.jsonl")
+    with open(path, "w") as file:
+        for prompt in prompts:
+            file.write(json.dumps({"prompt": prompt, "max_tokens": max_tokens}) + "\n")
+    command = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--bind-to", "none", args.lockstep, "generate", args.config,
+               "--load-format", "dummy", "--device", "cuda", "--prompts", path, "--ignore-eos", "--temperature", "0", "--json",
+               "--max-model-len", "16384", "--max-num-batched-tokens", "8192", "--no-enable-prefix-caching",
+               "--step-log", log] + options
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit("%s\nexit status %d\n%s" % (" ".join(command), done.returncode, done.stderr[-2000:]))
+    with open(log) as file:
+        return [json.loads(line) for line in file], done.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("lockstep")
+    parser.add_argument("config")
+    parser.add_argument("--ranks", default="1")
+    parser.add_argument("--cases", default="1x512,8x512,32x1024,256x1024,prefill8191")
+    parser.add_argument("--stderr", action="store_true", help="show what the program says, too")
+    args, options = parser.parse_known_args()
+    generator = random.Random(1)
+    for ranks in (int(n) for n in args.ranks.split(",")):
+        for case in args.cases.split(","):
+            with tempfile.TemporaryDirectory() as folder:
+                if case.startswith("prefill"):
+                    length = int(case[len("prefill"):])
+                    prompts = [[generator.randrange(1000, 100000) for _ in range(length)] for _ in range(5)]
+                    steps, said = run(args, ranks, prompts, 1, options, folder)
+                    times = [s["seconds"] for s in steps if s["prompt_tokens"] == length][1:]
+                else:
+                    batch, context = (int(n) for n in case.split("x"))
+                    prompts = [[generator.randrange(1000, 100000) for _ in range(context - DECODE_STEPS // 2)] for _ in range(batch)]
+                    steps, said = run(args, ranks, prompts, DECODE_STEPS + batch * context // 8192 + 2, options, folder)
+                    times = [s["seconds"] for s in steps if s["prompt_tokens"] == 0 and s["tokens"] == batch][2:]
+            times = sorted(1e3 * t for t in times)
+            if not times:
+                print("%d GPUs, %s: no step of this kind" % (ranks, case))
+                continue
+            print("%d GPUs, %-12s %8.3f ms  (%.3f to %.3f, %d steps)" %
+                  (ranks, case, statistics.median(times), times[len(times) // 10], times[len(times) * 9 // 10], len(times)), flush=True)
+            if args.stderr:
+                print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main()
