@@ -14,8 +14,7 @@ int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t PlanBytes(const CudaAttentionWorkspace::Options& o) {
   return static_cast<int64_t>(sizeof(DecodePlanHeader)) +
-         o.max_num_requests * (static_cast<int64_t>(sizeof(DecodeMerge)) +
-                               o.max_splits * static_cast<int64_t>(sizeof(DecodeItem)));
+         o.max_num_requests * o.max_splits * static_cast<int64_t>(sizeof(DecodeItem));
 }
 
 // Per (request, query head, split): D values, and their largest logit and sum.
@@ -25,6 +24,10 @@ int64_t NumPartials(const CudaAttentionWorkspace::Options& o) {
 
 int64_t PartialBytes(const CudaAttentionWorkspace::Options& o) {
   return NumPartials(o) * (o.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t CounterBytes(const CudaAttentionWorkspace::Options& o) {
+  return o.max_num_requests * o.num_query_heads * static_cast<int64_t>(sizeof(uint32_t));
 }
 
 absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
@@ -173,7 +176,8 @@ void FillHeadTiles(const AttentionGeometry& g, DecodeParams& params) {
 }  // namespace
 
 int64_t CudaAttentionWorkspace::SizeBytes(const Options& options) {
-  return PlanBytes(options) * std::ssize(options.sliding_windows) + PartialBytes(options);
+  return PlanBytes(options) * std::ssize(options.sliding_windows) + PartialBytes(options) +
+         CounterBytes(options);
 }
 
 absl::StatusOr<CudaAttentionWorkspace> CudaAttentionWorkspace::Create(const Options& options,
@@ -192,6 +196,11 @@ absl::StatusOr<CudaAttentionWorkspace> CudaAttentionWorkspace::Create(const Opti
   LOCKSTEP_ASSIGN_OR_RETURN(
       workspace.partials_,
       DeviceBuffer::Create(PartialBytes(options), "partial results of decode attention"));
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      workspace.parts_done_,
+      DeviceBuffer::Create(CounterBytes(options), "counters of decode attention"));
+  LOCKSTEP_RETURN_IF_ERROR(
+      FillBytesAsync(workspace.parts_done_.data(), 0, CounterBytes(options), stream));
   return workspace;
 }
 
@@ -213,7 +222,6 @@ absl::Status CudaAttentionWorkspace::PlanStep(const CudaAttentionBatch& batch, C
                        .table_rows = batch.table_rows,
                        .plans = plans_.as<char>(),
                        .plan_stride_bytes = PlanBytes(options_),
-                       .max_num_requests = static_cast<int32_t>(options_.max_num_requests),
                        .num_requests = static_cast<int32_t>(batch.num_requests),
                        .num_windows = static_cast<int32_t>(options_.sliding_windows.size()),
                        .windows = {},
@@ -341,8 +349,8 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
                                (window - options.sliding_windows.begin()) * PlanBytes(options)),
                            .partials = partials,
                            .partial_stats = partials + NumPartials(options) * options.head_dim,
+                           .parts_done = workspace.parts_done_.as<uint32_t>(),
                            .max_splits = static_cast<int32_t>(options.max_splits),
-                           .max_num_requests = static_cast<int32_t>(options.max_num_requests),
                            .num_head_tiles = 0,
                            .head_tiles = {}};
     FillHeadTiles(geometry_, params);
@@ -351,12 +359,6 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
     const int64_t most_items = batch.num_requests * most_splits * params.num_head_tiles;
     LOCKSTEP_RETURN_IF_ERROR(LaunchDecode(
         params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
-    if (most_splits > 1) {
-      const int64_t most_merges = batch.num_requests * geometry_.num_query_heads;
-      LOCKSTEP_RETURN_IF_ERROR(LaunchMerge(
-          params, dtype_,
-          std::clamp<int64_t>(CeilDivide(most_merges, kMergeWarps), 1, decode_blocks_), stream));
-    }
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
   return prefill_ == CudaPrefill::kWarpgroup

@@ -1,17 +1,18 @@
 // Paged attention on a CUDA device: launchers that take device memory and a stream, for the model's
 // CUDA forward pass and for CUDA graphs. No CUDA header is needed to include this.
 //
-// A step is: CudaAttentionWorkspace::PlanStep once, then for each layer CudaWriteKv and
-// CudaAttentionLayer::Forward, all on one stream. Nothing is allocated and the host never waits.
+// A step is: CudaAttentionWorkspace::PlanStep once, then for each layer a write of its keys and
+// values (CudaWriteKv, or the model's own kernel) and CudaAttentionLayer::Forward, all on one
+// stream. Nothing is allocated and the host never waits.
 //
 // Requests of a step come in any order, mixed: those with one query row run in the decode kernel,
 // longer ones (prefill chunks) in the prefill kernel; each kernel passes over the other's.
 //
 // Decode is split over keys. How a request's keys are cut depends on its own length and the layer's
-// window alone, and the parts are merged in ascending order; in prefill a row's key tiles start at
-// fixed positions. So a row has the same bits whatever else is in the batch, wherever in it the
-// request is, and however the prompt is cut into chunks of two or more rows. Decode and prefill
-// differ in rounding.
+// window alone, and the parts are merged in ascending order, whichever is done last; in prefill a
+// row's key tiles start at fixed positions. So a row has the same bits whatever else is in the
+// batch, wherever in it the request is, and however the prompt is cut into chunks of two or more
+// rows. Decode and prefill differ in rounding.
 //
 // What a graph may capture: PlanStep, CudaWriteKv and Forward. Launch sizes depend on the host
 // fields of CudaAttentionBatch and on what the workspace was created with, never on lengths, which
@@ -64,13 +65,13 @@ class CudaAttentionWorkspace {
     int64_t num_kv_heads = 0;                    // largest Hkv_local of the layers
     int64_t head_dim = 0;                        // largest D of the layers
     std::vector<int64_t> sliding_windows = {0};  // those of the layers, each once; 0: none
-    // A request's visible keys are cut into parts of at least min_split_keys, at most max_splits of
-    // them. Both change rounding.
-    int64_t min_split_keys = 256;
+    // A request's visible keys are cut into parts of min_split_keys while these are few, then into
+    // larger ones, at most max_splits of them: see kPartsOfLeastSize. Both change rounding.
+    int64_t min_split_keys = 64;
     int64_t max_splits = 32;
     // Launch the kernels with programmatic stream serialization: they may start while the kernel
-    // before them ends, and wait for it before they read anything. (They let the next one start
-    // early in any case, should it be launched so.)
+    // before them runs, and wait for its end before they read or write anything. (They let the next
+    // one start early in any case, should it be launched so.)
     bool programmatic_launch = false;
   };
 
@@ -95,9 +96,10 @@ class CudaAttentionWorkspace {
   friend class CudaAttentionLayer;
 
   Options options_;
-  DeviceBuffer plans_;  // for each window a header and its items; see cuda_attention.cuh
+  DeviceBuffer plans_;  // for each window a header and its items; see cuda_kernels.h
   DeviceBuffer
       partials_;  // f32 [B, Hq_local, splits, D] weighted values, then [.., 2] maxima, sums
+  DeviceBuffer parts_done_;  // u32 [B, Hq_local], all 0 but while decode runs
 };
 
 // Rows of keys and values on the device, each [T, Hkv_local * D], `row_stride` elements apart: for

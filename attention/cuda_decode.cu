@@ -11,10 +11,11 @@
 // "Online normalizer calculation for softmax"), four times the same but without another exchange,
 // and adds up its own quarter of the columns of the weighted values.
 //
-// A request of several parts: partial results go to memory, and a second kernel (cuda_merge.cu)
-// adds them (flash decoding, Dao et al. 2023).
+// A request of several parts: partial results go to memory, and the block that finishes the last of
+// them adds them all (cuda_merge.cuh).
 #include "attention/cuda_device_code.cuh"
 #include "attention/cuda_launch.cuh"
+#include "attention/cuda_merge.cuh"
 
 namespace lockstep {
 namespace {
@@ -65,6 +66,7 @@ struct Memory {
   float logits[kDecodeHeadTile * kKeys];
   int32_t cache_rows[Layout<kDim>::kStages - 1][kKeys];  // of tiles to be copied; -1: not visible
   StageInfo info[Layout<kDim>::kStages];
+  uint32_t parts_before;  // of a part's request and heads, done when it was
 };
 
 // Rows 0 to 3 of a pair of neighbouring keys lie in different banks.
@@ -75,8 +77,7 @@ class TileSequence {
  public:
   __device__ explicit TileSequence(const DecodeParams& p)
       : p_(p),
-        items_(reinterpret_cast<const DecodeItem*>(
-            reinterpret_cast<const DecodeMerge*>(p.plan + 1) + p.max_num_requests)),
+        items_(reinterpret_cast<const DecodeItem*>(p.plan + 1)),
         work_(static_cast<int32_t>(blockIdx.x)),
         // Read together with the header: there is room for an item of each block.
         next_(items_[work_ / p.num_head_tiles]),
@@ -346,9 +347,28 @@ __device__ void StoreItem(const DecodeParams& p, const StageInfo& info,
   }
 }
 
+// A part has been stored by all threads. That which is the last of its request is merged with the
+// others.
+template <typename T>
+__device__ void MergeBehindLast(const DecodeParams& p, const StageInfo& info,
+                                uint32_t* parts_before) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t* const done =
+        p.parts_done + int64_t{info.request} * p.rows.num_query_heads + info.first_head;
+    *parts_before = CountPart(done, info.num_splits);
+  }
+  __syncthreads();
+  if (*parts_before + 1 != static_cast<uint32_t>(info.num_splits)) return;
+  for (int row = threadIdx.x / 32; row < info.num_heads; row += kWarps) {
+    MergeHead<T>(p, info.request, info.row, info.first_head + row, info.num_splits);
+  }
+}
+
 template <typename T, int kDim>
 __device__ void AttendTile(const DecodeParams& p, const StageInfo& info, uint32_t stage,
-                           float* logits, WarpState<kDim>& state) {
+                           Memory<kDim>& memory, WarpState<kDim>& state) {
+  float* const logits = memory.logits;
   if (info.is_first != 0) {
     state.Reset();
     LoadQuery<kDim>(stage, state);
@@ -361,7 +381,9 @@ __device__ void AttendTile(const DecodeParams& p, const StageInfo& info, uint32_
   shrink[0] = SoftmaxRow<T, kDim>(factor, logits, 0, weights, state);
   if (info.num_heads > 8) shrink[1] = SoftmaxRow<T, kDim>(factor, logits, 1, weights, state);
   AddValues<T, kDim>(stage, weights, shrink, state);
-  if (info.is_last != 0) StoreItem<T, kDim>(p, info, state);
+  if (info.is_last == 0) return;
+  StoreItem<T, kDim>(p, info, state);
+  if (info.num_splits > 1) MergeBehindLast<T>(p, info, &memory.parts_before);
 }
 
 template <typename T, int kDim>
@@ -369,8 +391,8 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__
   constexpr int kStages = Layout<kDim>::kStages;
   extern __shared__ __align__(128) unsigned char dynamic_memory[];
   auto& memory = *reinterpret_cast<Memory<kDim>*>(dynamic_memory);
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   TileSequence tiles(p);
   const auto publish = [&](int stage, int slot, int32_t cache_row, const StageInfo& info) {
     if (threadIdx.x < kKeys) memory.cache_rows[slot][threadIdx.x] = cache_row;
@@ -412,7 +434,7 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__
       next_row = tiles.CacheRow();
       next_info = tiles.Info();
     }
-    AttendTile<T, kDim>(p, info, SharedAddress(memory.stages[stage]), memory.logits, state);
+    AttendTile<T, kDim>(p, info, SharedAddress(memory.stages[stage]), memory, state);
   }
 }
 

@@ -16,7 +16,12 @@ namespace lockstep {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// ---- Programmatic dependent launch; both do nothing in an ordinary launch -----------------------
+// ---- Programmatic dependent launch --------------------------------------------------------------
+//
+// Both do nothing in an ordinary launch. Every kernel begins with AllowSuccessor and then
+// WaitForPredecessor, in every block: it reads and writes nothing before, so what any kernel before
+// it in the stream reads is not overwritten early, and each kernel's end means the end of all
+// before.
 
 __device__ inline void WaitForPredecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void AllowSuccessor() {

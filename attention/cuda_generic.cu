@@ -118,8 +118,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) GenericKernel(const __grid_constant__ GenericParams p) {
   __shared__ float query[kMaxHeadDim];
   __shared__ WarpResult result;
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   const int32_t token = static_cast<int32_t>(blockIdx.x);
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   const int32_t dim = p.base.kv.head_dim;

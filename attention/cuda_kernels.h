@@ -24,25 +24,18 @@ struct alignas(16) DecodeItem {
   int32_t unused;
 };
 
-// A request of several parts, whose partial results are to be merged.
-struct alignas(16) DecodeMerge {
-  int32_t request;
-  int32_t row;
-  int32_t num_splits;
-  int32_t unused;
-};
-
-// A window's plan: this, then room for max_num_requests merges, then the items.
+// A window's plan: this, then the items.
 struct alignas(16) DecodePlanHeader {
   int32_t num_items;
-  int32_t num_merges;
   int32_t num_rows;  // query_start_loc[B]: rows from here on are padding
-  int32_t unused;
+  int32_t unused[2];
 };
 
 // Parts are multiples of kDecodeKeyTile keys, from the first visible key's multiple of
-// kFirstKeyMultiple on.
+// kFirstKeyMultiple on. Up to kPartsOfLeastSize of them are of the least size; of more keys, both
+// number and size of the parts grow, with the square root of the keys.
 inline constexpr int kDecodeKeyTile = 64;
+inline constexpr int kPartsOfLeastSize = 8;
 inline constexpr int kFirstKeyMultiple = 16;
 inline constexpr int kMaxSplits = 64;
 inline constexpr int kMaxPlanWindows = 8;
@@ -53,7 +46,6 @@ struct PlanParams {
   const int32_t* table_rows;  // or null
   char* plans;                // one for each window
   int64_t plan_stride_bytes;
-  int32_t max_num_requests;
   int32_t num_requests;
   int32_t num_windows;
   int32_t windows[kMaxPlanWindows];  // 0: none
@@ -102,7 +94,6 @@ struct DecodeHeadTile {
 };
 
 inline constexpr int kDecodeHeadTile = 16;
-inline constexpr int kMergeWarps = 4;  // of a block, each takes a (request, query head)
 inline constexpr int kMaxHeadTiles = 256;
 inline constexpr int kMaxTensorCoreHeadDim = 256;
 inline constexpr int kMaxHeadDim = 512;
@@ -114,8 +105,8 @@ struct DecodeParams {
   const DecodePlanHeader* plan;
   float* partials;       // [B, Hq, max_splits, D] weighted values, not divided by their sum
   float* partial_stats;  // [B, Hq, max_splits, 2] largest logit (log2), sum
+  uint32_t* parts_done;  // [B, Hq] by a head tile's first head; 0 between launches
   int32_t max_splits;
-  int32_t max_num_requests;  // of the plan
   int32_t num_head_tiles;
   DecodeHeadTile head_tiles[kMaxHeadTiles];
 };
@@ -144,9 +135,6 @@ absl::StatusOr<bool> PreparePrefillWgmma(DType dtype, int64_t head_dim);
 // At most `num_blocks` blocks loop over the plan's items.
 absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
                           bool programmatic, CudaStream stream);
-// At most `num_blocks` blocks loop over the plan's merges. Right behind LaunchDecode.
-absl::Status LaunchMerge(const DecodeParams& params, DType dtype, int64_t num_blocks,
-                         CudaStream stream);
 absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
                            CudaStream stream);
 absl::Status LaunchPrefillWgmma(const PrefillParams& params, DType dtype, bool programmatic,

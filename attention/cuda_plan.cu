@@ -25,7 +25,9 @@ __device__ Parts CutRequest(const PlanParams& p, int32_t request, int32_t window
   const int32_t keys = seq_len - parts.first_key;
   const int32_t multiples =
       ((keys + p.max_splits - 1) / p.max_splits + kDecodeKeyTile - 1) / kDecodeKeyTile;
-  parts.part_keys = max(p.min_split_keys, multiples * kDecodeKeyTile);
+  int32_t growth = 1;
+  while (int64_t{growth} * growth * kPartsOfLeastSize * p.min_split_keys < keys) ++growth;
+  parts.part_keys = max(growth * p.min_split_keys, multiples * kDecodeKeyTile);
   parts.count = max(1, (keys + parts.part_keys - 1) / parts.part_keys);
   return parts;
 }
@@ -54,15 +56,13 @@ __device__ int32_t ExclusiveSum(int32_t value, int32_t* total) {
 }
 
 __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   const int32_t window = p.windows[blockIdx.x];
   char* const plan = p.plans + blockIdx.x * p.plan_stride_bytes;
   auto* const header = reinterpret_cast<DecodePlanHeader*>(plan);
-  auto* const merges = reinterpret_cast<DecodeMerge*>(header + 1);
-  auto* const items = reinterpret_cast<DecodeItem*>(merges + p.max_num_requests);
+  auto* const items = reinterpret_cast<DecodeItem*>(header + 1);
   int32_t done = 0;
-  int32_t merges_done = 0;
   for (int32_t first = 0; first < p.num_requests; first += kThreads) {
     const int32_t request = first + static_cast<int32_t>(threadIdx.x);
     Parts parts;
@@ -70,15 +70,6 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
     int32_t total;
     const int32_t place = done + ExclusiveSum(parts.count, &total);
     done += total;
-    int32_t total_merges;
-    const int32_t merge = merges_done + ExclusiveSum(parts.count > 1 ? 1 : 0, &total_merges);
-    merges_done += total_merges;
-    if (parts.count > 1) {
-      merges[merge] = {.request = request,
-                       .row = p.query_start_loc[request],
-                       .num_splits = parts.count,
-                       .unused = 0};
-    }
     for (int32_t split = 0; split < parts.count; ++split) {
       DecodeItem item = {};
       item.request = request;
@@ -93,7 +84,6 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
   }
   if (threadIdx.x == 0) {
     header->num_items = done;
-    header->num_merges = merges_done;
     header->num_rows = p.query_start_loc[p.num_requests];
   }
 }

@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(kThreads, kDim <= 128 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams p) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ int32_t cache_rows[2][kKeys];
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   if (p.zero_padding_rows != 0) {
     const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
     ZeroRows<T>(p.rows, p.kv.head_dim, p.query_start_loc[p.num_requests],

@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using M = Memory<kDim>;
   extern __shared__ __align__(1024) unsigned char dynamic_memory[];
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   if (p.zero_padding_rows != 0) {
     const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
     ZeroRows<T>(p.rows, p.kv.head_dim, p.query_start_loc[p.num_requests],

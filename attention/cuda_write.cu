@@ -11,8 +11,8 @@ constexpr int kElements = 8;
 
 template <typename From, typename To, bool kVector>
 __global__ void __launch_bounds__(kThreads) WriteKvKernel(WriteKvParams p) {
-  WaitForPredecessor();
   AllowSuccessor();
+  WaitForPredecessor();
   const int32_t chunks = (p.head_dim + kElements - 1) / kElements;
   const int64_t per_token = int64_t{2} * p.num_kv_heads * chunks;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -107,6 +107,26 @@ TEST_P(CudaAttentionTest, LongDecode) {
   }
 }
 
+// More parts than a warp has lanes, and every number of parts that the merge loads together.
+TEST_P(CudaAttentionTest, ManyParts) {
+  ScenarioShape shape = {
+      .requests = {{.query_len = 1, .seq_len = 12800}, {.query_len = 1, .seq_len = 11000}},
+      .group_sizes = {7},
+      .head_dim = 128,
+      .kv_dtype = dtype(),
+      .seed = 19};
+  for (int64_t parts = 2; parts <= 9; ++parts) {
+    shape.requests.push_back({.query_len = 1, .seq_len = parts * 64 - 3});
+  }
+  Scenario scenario(shape);
+  RoundQueries(scenario, dtype());
+  CudaBackend::Options options = OptionsFor(shape);
+  options.sizes.max_splits = 64;
+  options.prefill = GetParam().prefill;
+  const HostFacedCuda backend(options, false);
+  EXPECT_LT(RelativeError(scenario.RunStep(backend), scenario.Expected()), Tolerance());
+}
+
 TEST_P(CudaAttentionTest, LongPrefill) {
   for (const int64_t window : {0, 70, 500}) {
     ExpectDense({.requests = {{.query_len = 900, .seq_len = 900},

@@ -170,7 +170,8 @@ class CudaLauncherTest : public testing::Test {
   }
 
   // Issues the step as a decoder does.
-  absl::Status Issue(const CudaAttentionBatch& batch, CudaAttentionWorkspace& workspace) {
+  absl::Status Issue(const CudaAttentionBatch& batch, CudaAttentionWorkspace& workspace,
+                     bool programmatic = false) {
     const KvCacheView cache = Cache(device_keys_.data(), device_values_.data());
     LOCKSTEP_RETURN_IF_ERROR(workspace.PlanStep(batch, stream_.get()));
     char* const qkv = qkv_.as<char>();
@@ -179,7 +180,7 @@ class CudaLauncherTest : public testing::Test {
                                           .values = qkv + (kQueryWidth + 2 * kDim) * 2,
                                           .dtype = kDType,
                                           .row_stride = kQkvWidth},
-                                         cache, stream_.get()));
+                                         cache, stream_.get(), programmatic));
     return layer_.Forward(batch, workspace, {.data = qkv, .dtype = kDType, .row_stride = kQkvWidth},
                           cache, {.data = out_.data(), .dtype = kDType, .row_stride = kOutStride},
                           stream_.get());
@@ -291,7 +292,11 @@ TEST_F(CudaLauncherTest, PaddingChangesNoBits) {
 }
 
 // One graph of a bucket of 8 serves steps of other lengths, with fewer requests.
-TEST_F(CudaLauncherTest, OneGraphServesABucket) {
+class CudaLauncherGraphTest : public CudaLauncherTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(CudaLauncherGraphTest, OneGraphServesABucket) {
+  const bool programmatic = GetParam();
+  CudaAttentionWorkspace workspace = MakeWorkspace(programmatic);
   const auto shapes =
       std::vector<std::vector<RequestShape>>{{{.seq_len = 5}},
                                              {{.seq_len = 1900}, {.seq_len = 1}, {.seq_len = 640}},
@@ -315,7 +320,11 @@ TEST_F(CudaLauncherTest, OneGraphServesABucket) {
       cudaGraph_t captured = nullptr;
       ASSERT_EQ(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
                 cudaSuccess);
-      const absl::Status status = Issue(batch, workspace_);
+      // Several layers' worth, so that there is a kernel before each to overlap with.
+      absl::Status status;
+      for (int layer = 0; layer < 3 && status.ok(); ++layer) {
+        status = Issue(batch, workspace, programmatic);
+      }
       ASSERT_EQ(cudaStreamEndCapture(stream_.get(), &captured), cudaSuccess);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
@@ -329,6 +338,9 @@ TEST_F(CudaLauncherTest, OneGraphServesABucket) {
   cudaGraphExecDestroy(graph);
 }
 
+INSTANTIATE_TEST_SUITE_P(Launch, CudaLauncherGraphTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "programmatic" : "plain"; });
+
 TEST_F(CudaLauncherTest, ProgrammaticLaunchChangesNoBits) {
   CudaAttentionWorkspace programmatic = MakeWorkspace(true);
   const Step step = MakeStep({{.query_len = 1, .seq_len = 1500},
@@ -339,7 +351,7 @@ TEST_F(CudaLauncherTest, ProgrammaticLaunchChangesNoBits) {
     Upload(step);
     // Several steps in a row, so that there is a kernel before each to overlap with.
     for (int repeat = 0; repeat < 5; ++repeat) {
-      const absl::Status status = Issue(Batch(step), programmatic);
+      const absl::Status status = Issue(Batch(step), programmatic, true);
       ASSERT_TRUE(status.ok()) << status;
     }
     ASSERT_TRUE(SameBits(Output(step.num_tokens()), expected)) << i;

@@ -3,10 +3,14 @@
 //   bytes = 2 * Hkv * D * 2 * sum of seq_lens          floor = bytes / 4.51 TB/s (H200, measured)
 //   flop  = 4 * Hq * D * (query, key) pairs under the causal mask
 //
-// Times are medians of graph replays; a graph holds one call for each of several layers' caches, so
-// that together they exceed the L2 cache, as in a model. Random data: zeros would run faster.
+// Times are medians of graph replays; a graph holds a chain of calls, one for each of several
+// layers' caches, so that together they exceed the L2 cache, as in a model, and at least 28. Random
+// data: zeros would run faster.
 //
-//   cuda_attention_bench [decode | prefill | splits]   all by default; prints one line a case
+//   cuda_attention_bench [decode | prefill | splits | chain]...   all by default; a line a case
+//
+// chain: the decode steps that matter most, by least size of the parts, with programmatic launches
+// and without.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -27,6 +31,7 @@ namespace {
 constexpr double kBandwidth = 4.51e12;
 constexpr int64_t kBlockSize = 16;
 constexpr int64_t kL2Bytes = int64_t{150} << 20;  // more than twice an H200's
+constexpr int64_t kLeastLayers = 28;
 
 struct Heads {
   int64_t query = 28;
@@ -100,8 +105,10 @@ class Case {
               .may_have_decode = query_len == 1,
               .may_have_prefill = query_len > 1};
     const int64_t cache_bytes = blocks * heads.kv * kBlockSize * heads.dim * 2;
-    layers_ = std::clamp<int64_t>(kL2Bytes / (2 * cache_bytes) + 1, 2, 64);
-    for (int64_t i = 0; i < 2 * layers_; ++i) {
+    num_caches_ = std::clamp<int64_t>(kL2Bytes / (2 * cache_bytes) + 1, 2, 160);
+    // Prefill's calls are long enough to stand alone.
+    layers_ = query_len > 1 ? num_caches_ : std::max(num_caches_, kLeastLayers);
+    for (int64_t i = 0; i < 2 * num_caches_; ++i) {
       caches_.push_back(Allocate(cache_bytes));
       FillRandom(caches_.back(), rng_);
     }
@@ -160,8 +167,9 @@ class Case {
   static void Check(cudaError_t code) { Must(CudaStatus(code, "benchmark")); }
 
   absl::Status Forward(int64_t layer) {
-    const KvCacheView cache = {.keys = caches_[2 * layer].data(),
-                               .values = caches_[2 * layer + 1].data(),
+    const int64_t i = layer % num_caches_;
+    const KvCacheView cache = {.keys = caches_[2 * i].data(),
+                               .values = caches_[2 * i + 1].data(),
                                .dtype = DType::kBF16,
                                .num_blocks = num_blocks_,
                                .num_kv_heads = heads_.kv,
@@ -176,7 +184,8 @@ class Case {
   Heads heads_;
   CudaStream stream_;
   std::mt19937 rng_;
-  int64_t layers_ = 0;
+  int64_t num_caches_ = 0;
+  int64_t layers_ = 0;  // calls in the graph
   int64_t num_blocks_ = 0;
   std::vector<DeviceBuffer> arrays_;
   std::vector<DeviceBuffer> caches_;  // keys and values of each layer
@@ -215,11 +224,13 @@ void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, 
   }
 }
 
-void Run(const std::string& what) {
+void Run(const std::vector<std::string>& what) {
   CudaDeviceInfo device = Must(SelectCudaDevice(0));
   std::printf("%s\n", device.name.c_str());
   const OwnedCudaStream stream = Must(OwnedCudaStream::Create());
-  const auto wanted = [&](const char* name) { return what.empty() || what == name; };
+  const auto wanted = [&](const char* name) {
+    return what.empty() || std::find(what.begin(), what.end(), name) != what.end();
+  };
   if (wanted("decode")) {
     for (const int64_t requests : {1, 32, 256}) {
       for (const int64_t seq_len : {512, 1024, 8192}) {
@@ -230,7 +241,17 @@ void Run(const std::string& what) {
     Decode({.query = 32, .kv = 8}, 64, 2048, {}, stream.get());
     Decode({.query = 14, .kv = 2, .dim = 64}, 64, 2048, {}, stream.get());
     Decode({.query = 8, .kv = 4, .dim = 256}, 32, 2048, {}, stream.get());
-    Decode({}, 1, 1024, {.programmatic_launch = true}, stream.get());
+  }
+  if (wanted("chain")) {
+    for (const auto& [requests, seq_len] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 512}, {32, 1024}, {256, 1024}}) {
+      for (const int64_t min_split : {64, 128, 256, 512}) {
+        for (const bool programmatic : {false, true}) {
+          Decode({}, requests, seq_len,
+                 {.min_split_keys = min_split, .programmatic_launch = programmatic}, stream.get());
+        }
+      }
+    }
   }
   if (wanted("splits")) {
     for (const auto& [requests, seq_len] : std::vector<std::pair<int64_t, int64_t>>{
@@ -260,6 +281,6 @@ void Run(const std::string& what) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::Run(argc > 1 ? argv[1] : "");
+  lockstep::Run({argv + 1, argv + argc});
   return 0;
 }
