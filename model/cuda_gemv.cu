@@ -91,6 +91,9 @@ __device__ void Produce(const Ring& ring) {
       CopyBytes(ring.Stage(stage) + bytes, from + args.up_bytes, bytes, ring.full + stage);
     }
   }
+  // Not before: blocks of the next kernel that wait for a place meet multiprocessors that become
+  // free early, and two of them on one read half as fast.
+  LetSuccessorStart();
 }
 
 __device__ __forceinline__ void ConsumersMeet(int threads) {
@@ -148,6 +151,17 @@ __device__ __forceinline__ void LoadX(const GemvArgs& args, const Consumer& me,
   }
 }
 
+// Sum of the column warps' parts. All are read at once: those that are not there hold anything.
+__device__ __forceinline__ float SumParts(const GemvArgs& args, const float* parts) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kMaxWarps; ++w) {
+    const float part = parts[w];
+    if (w < args.column_warps) sum += part;
+  }
+  return sum;
+}
+
 // RmsNorm(x). Every block makes it for itself. `squares`: shared, [kMaxWarps].
 template <typename T, int kChunks>
 __device__ __forceinline__ void LoadNormedX(const GemvArgs& args, const Consumer& me,
@@ -174,9 +188,8 @@ __device__ __forceinline__ void LoadNormedX(const GemvArgs& args, const Consumer
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
   if (me.row_warp == 0 && me.lane == 0) squares[me.column_warp] = sum;
   ConsumersMeet(me.threads);
-  float total = 0;
-  for (int w = 0; w < args.column_warps; ++w) total += squares[w];
-  const float scale = 1.0f / sqrtf(total / static_cast<float>(args.k) + args.norm_eps);
+  const float mean = SumParts(args, squares) / static_cast<float>(args.k);
+  const float scale = 1.0f / sqrtf(mean + args.norm_eps);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(args, i);
@@ -203,8 +216,9 @@ __device__ __forceinline__ float MultiplyRow(const GemvArgs& args, const Consume
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(args, i);
     // Columns beyond K are the next row's, or nobody's.
-    if (col >= args.k) continue;
-    const Vector<T, 8> w = LoadVector<8>(reinterpret_cast<const T*>(row) + col);
+    uint4 bits = {};
+    if (col < args.k) bits = *reinterpret_cast<const uint4*>(row + col * 2);
+    const auto& w = *reinterpret_cast<const Vector<T, 8>*>(&bits);
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum = fmaf(Widen(w.at[j]), Widen(x.at[i].at[j]), sum);
   }
@@ -225,13 +239,6 @@ __device__ __forceinline__ float WarpSums(const float (&values)[2]) {
   sum += __shfl_xor_sync(~0u, second ? values[0] : values[1], 16);
 #pragma unroll
   for (int lanes = 8; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-  return sum;
-}
-
-// Sum of a row's parts, of a group's row.
-__device__ __forceinline__ float SumParts(const GemvArgs& args, const float* parts) {
-  float sum = 0;
-  for (int w = 0; w < args.column_warps; ++w) sum += parts[w];
   return sum;
 }
 
@@ -335,7 +342,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     PublishBarriers();
   }
   __syncthreads();
-  LetSuccessorStart();
   if (static_cast<int>(threadIdx.x) / 32 == consumers) {
     if (threadIdx.x % 32 == 0) Produce(ring);
   } else {

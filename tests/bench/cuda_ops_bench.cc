@@ -174,6 +174,7 @@ double LargestDifference(Bench& bench, const MatrixView& x, const MatrixView& w,
 
 void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const DeviceBuffer& weights,
                   const DeviceBuffer& xs, const DeviceBuffer& ys, const DeviceBuffer& biases) {
+  const Gemv gemv = OrDie(Gemv::Create(bench.Context(false).num_multiprocessors));
   const int64_t weight_bytes = product.n * product.k * 2;
   const int64_t copies = weights.size_bytes() / weight_bytes;
   const void* bias = product.has_bias ? biases.data() : nullptr;
@@ -205,6 +206,14 @@ void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const Dev
       print("few rows", seconds(LinearPath::kSkinny, false));
       print("programmatic", seconds(LinearPath::kSkinny, true));
       std::printf("apart %.1e", LargestDifference(bench, x, weight(0), bias, y));
+    }
+    for (const bool programmatic : {false, true}) {
+      if (rows != 1) continue;
+      const double time = bench.Seconds(count, [&](int i) {
+        return gemv.Run({.x = x, .weight = weight(i), .bias = bias, .y = y}, bench.stream(),
+                        programmatic);
+      });
+      print(programmatic ? " one row, programmatic" : " | one row", time);
     }
     std::printf("\n");
     std::fflush(stdout);

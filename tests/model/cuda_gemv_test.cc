@@ -142,6 +142,7 @@ TEST_F(GemvTest, AddsToTheResidual) {
 TEST_F(GemvTest, NormsAndAppliesSwiGlu) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const auto& [outputs, k] : kShapes) {
+      if (k > 24576) continue;  // pairs of such rows have no room
       Check({outputs, k, dtype, dtype, GemvOutput::kSwiGlu, true, k % 512 == 0, true});
       if (HasFailure()) return;
     }
