@@ -79,28 +79,25 @@ absl::Status CheckOneGpuPerRank(std::span<const CudaRank> ranks) {
 
 absl::StatusOr<CudaBinding> BindCudaDevice(Communicator& communicator) {
   CudaRank mine = {communicator.host(), "", NumCudaDevices()};
-  const absl::Status any =
-      !BuiltWithCuda()        ? absl::FailedPreconditionError("this program was built without CUDA")
-      : mine.num_devices == 0 ? absl::FailedPreconditionError(
-                                    "no GPU is visible (is there a driver, and does "
-                                    "CUDA_VISIBLE_DEVICES leave one?)")
-                              : absl::OkStatus();
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, any));
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, FindCudaDevice()));
   LOCKSTEP_ASSIGN_OR_RETURN(std::vector<CudaRank> ranks, GatherCudaRanks(communicator, mine));
   CudaBinding binding;
   binding.local_rank = LocalRank(ranks, communicator.rank());
   binding.device = DeviceIndex(binding.local_rank, mine.num_devices);
-  // A rank without one leaves its place empty, which all ranks then read.
-  absl::Status selected;
+  // A rank without one leaves its place empty, which all ranks then read. Looking makes no context:
+  // a GPU that another rank has, and that is for one process alone, is told as what it is.
+  absl::Status seen;
   if (binding.device >= 0) {
-    absl::StatusOr<CudaDeviceInfo> info = SelectCudaDevice(binding.device);
-    selected = info.status();
-    if (info.ok()) binding.info = *std::move(info);
-    mine.uuid = binding.info.uuid;
+    const absl::StatusOr<CudaDeviceInfo> info = DescribeCudaDevice(binding.device);
+    seen = info.status();
+    if (info.ok()) mine.uuid = info->uuid;
   }
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, selected));
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, seen));
   LOCKSTEP_ASSIGN_OR_RETURN(ranks, GatherCudaRanks(communicator, mine));
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
+  absl::StatusOr<CudaDeviceInfo> selected = SelectCudaDevice(binding.device);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, selected.status()));
+  binding.info = *std::move(selected);
   return binding;
 }
 

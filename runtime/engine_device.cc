@@ -13,8 +13,13 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
   const int32_t mine = NumCudaDevices();
   std::vector<int32_t> all(static_cast<size_t>(communicator.size()));
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&mine, sizeof(mine), all.data()));
-  const bool everywhere = std::all_of(all.begin(), all.end(), [](int32_t n) { return n > 0; });
-  return everywhere ? DeviceKind::kCuda : DeviceKind::kCpu;
+  const auto without = std::find_if(all.begin(), all.end(), [](int32_t n) { return n <= 0; });
+  if (without == all.end()) return DeviceKind::kCuda;
+  if (BuiltWithCuda() && communicator.rank() == 0) {
+    const std::string why = mine > 0 ? "it sees no GPU" : std::string(FindCudaDevice().message());
+    LogInfo(absl::StrFormat("device: cpu, because of rank %d: %s", without - all.begin(), why));
+  }
+  return DeviceKind::kCpu;
 }
 
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,

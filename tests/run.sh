@@ -3,8 +3,9 @@
 #
 # Every test of this machine: installs what is missing, builds the release preset with its tests, and runs them. Safe to run
 # again: seconds when nothing changed, plus the tests themselves. LOCKSTEP_SHARED names a folder of reference data (golden
-# checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent. With CI in the environment,
-# warnings are errors, and a run of all tests ends with some seconds of fuzzing (tests/fuzz.sh).
+# checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent. The CUDA part is compiled where
+# there is a toolkit (LOCKSTEP_CUDA=OFF in the environment leaves it out); its tests need GPUs and are run by tests/run_gpu.sh. With
+# CI in the environment, warnings are errors, and a run of all tests ends with some seconds of fuzzing (tests/fuzz.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 started=$SECONDS
@@ -30,11 +31,12 @@ echo "all there"
 
 step "2/$steps Build (a few minutes the first time)"
 launcher=()
-command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 # Warnings are errors where CI says so only: a newer compiler of a user's may know warnings that ours does not.
 werror=OFF
 [ -n "${CI:-}" ] && werror=ON
-quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_WERROR=$werror "${launcher[@]}"
+quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=ON -DLOCKSTEP_WERROR=$werror \
+  -DLOCKSTEP_CUDA="${LOCKSTEP_CUDA:-AUTO}" "${launcher[@]}"
 quietly "building" cmake --build --preset release
 echo "$PWD/build/release"
 

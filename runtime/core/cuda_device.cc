@@ -1,10 +1,30 @@
 #include "runtime/core/cuda_device.h"
 
+#include <cstdlib>
+
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {
 
 bool BuiltWithCuda() { return true; }
+
+absl::Status FindCudaDevice() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess && count > 0) return absl::OkStatus();
+  cudaGetLastError();
+  // What a machine without a driver answers speaks of versions.
+  int version = 0;
+  if (code == cudaErrorInsufficientDriver &&
+      (cudaDriverGetVersion(&version) != cudaSuccess || version == 0)) {
+    return absl::FailedPreconditionError("no GPU is visible: there is no CUDA driver");
+  }
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return absl::FailedPreconditionError(
+      absl::StrFormat("no GPU is visible: %s; CUDA_VISIBLE_DEVICES is %s",
+                      cudaGetErrorString(code == cudaSuccess ? cudaErrorNoDevice : code),
+                      visible == nullptr ? "not set" : absl::StrCat("\"", visible, "\"")));
+}
 
 int NumCudaDevices() {
   int count = 0;
@@ -15,6 +35,10 @@ int NumCudaDevices() {
 
 absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int index) {
   LOCKSTEP_CUDA(cudaSetDevice(index));
+  return DescribeCudaDevice(index);
+}
+
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int index) {
   cudaDeviceProp properties;
   LOCKSTEP_CUDA(cudaGetDeviceProperties(&properties, index));
   CudaDeviceInfo info;

@@ -21,6 +21,9 @@ using CudaStream = CUstream_st*;
 bool BuiltWithCuda();
 // Devices this process may see; 0 without a driver, without a device, or built without CUDA.
 int NumCudaDevices();
+// OK when there is at least one of them; FailedPrecondition says why not, with CUDA's text. Makes
+// no context: it takes milliseconds where there is no driver.
+absl::Status FindCudaDevice();
 
 struct CudaDeviceInfo {
   std::string name;
@@ -31,8 +34,9 @@ struct CudaDeviceInfo {
   int64_t total_bytes = 0;
 };
 
-// Selects `index` for this thread and reads what it is. FailedPrecondition with CUDA's text when
-// that fails.
+// What device `index` is; needs no context on it. Internal with CUDA's text when that fails.
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int index);
+// Selects `index` for this thread, makes its context, and reads what it is; errors as above.
 absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int index);
 // Free bytes of the selected device.
 absl::StatusOr<int64_t> FreeCudaBytes();

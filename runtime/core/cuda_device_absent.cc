@@ -11,6 +11,10 @@ absl::Status WithoutCuda() {
 
 bool BuiltWithCuda() { return false; }
 int NumCudaDevices() { return 0; }
+absl::Status FindCudaDevice() {
+  return absl::FailedPreconditionError("this build of Lockstep has no CUDA");
+}
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int) { return WithoutCuda(); }
 absl::StatusOr<CudaDeviceInfo> SelectCudaDevice(int) { return WithoutCuda(); }
 absl::StatusOr<int64_t> FreeCudaBytes() { return WithoutCuda(); }
 template <CudaMemory kMemory>
