@@ -26,7 +26,7 @@ class Result:
 def lockstep(*args, ranks=None, stdin=b"", **options):
     """Runs the binary itself, or under mpirun when ranks is given."""
     command = [LOCKSTEP] if ranks is None else ["bash", str(RUN), "-n", str(ranks)]
-    env = dict(os.environ, LOCKSTEP=LOCKSTEP)
+    env = dict(os.environ, LOCKSTEP=LOCKSTEP, CUDA_VISIBLE_DEVICES="")  # the commands on CPUs, whatever is built or there
     return Result(subprocess.run(command + [str(a) for a in args], input=stdin, env=env, timeout=120,
                                  **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}))
 

@@ -17,7 +17,7 @@ class CommandLineTest(Commands):
         version = lockstep("version", "--json").json_lines()
         self.assertEqual(len(version), 1)
         self.assertIn("open_mpi", version[0]["libraries"])
-        self.assertEqual(version[0]["cuda"], False)
+        self.assertIn(version[0]["cuda"], (False, True))
 
     def test_one_copy_of_the_help_under_mpirun(self):
         result = lockstep("help", ranks=2)
@@ -31,7 +31,16 @@ class CommandLineTest(Commands):
         self.assert_refused(lockstep(), "no command given")
         self.assert_refused(lockstep("serv"), "there is no command 'serv'")
         self.assert_refused(self.generate("--ids", "1,,2"), "--ids 1,,2: entry 2 is ''")
-        self.assert_refused(self.generate("--ids", "1", "--device", "cuda"), "built without CUDA")
+
+    def test_device(self):
+        with_cuda = lockstep("version", "--json").json_lines()[0]["cuda"]
+        reason = "no GPU is visible" if with_cuda else "built without CUDA"
+        self.assert_refused(self.generate("--ids", "1", "--device", "cuda"), reason)
+        self.assert_refused(self.generate("--ids", "1", "--device", "cuda", ranks=2), reason)
+        for ranks in (None, 2):
+            result = self.generate("--ids", "1", "--max-tokens", 2, "--device", "auto", ranks=ranks)
+            self.assertEqual(result.status, 0, result.err)
+            self.assertEqual("device: cpu, because of rank 0: no GPU is visible" in result.err, with_cuda, result.err)
 
     def test_rank_counts(self):
         self.assert_refused(self.generate("--ids", 1, "--tp", 2), "--tp 2", "1 rank")
