@@ -111,6 +111,10 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            StoreInt(&engine->max_num_batched_tokens, 1, int64_t{1} << 24)},
           {"--max-num-seqs", "N", "Most answers that are computed at once, 1 to 65536.",
            absl::StrCat(engine->max_num_seqs), false, StoreInt(&engine->max_num_seqs, 1, 65536)},
+          {"--steps-in-flight", "N",
+           "Steps that are planned and sent before the tokens of the first of them are known, 1 or "
+           "2.",
+           "2 on cuda, 1 on cpu", false, StoreInt(&engine->steps_in_flight, 1, 2)},
       }};
   OptionGroup debug = {
       "Messages and checks",

@@ -73,7 +73,7 @@ class Graph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-class CudaDecoder : public Decoder {
+class CudaDecoder : public DeviceDecoder {
  public:
   CudaDecoder(const ModelConfig& config, const RankPartition& part,
               const CudaDecoderOptions& options, const CudaRankContext& context,
@@ -89,8 +89,9 @@ class CudaDecoder : public Decoder {
 
   absl::Status Forward(const ForwardBatch& batch, const KvPool& pool,
                        const MatrixView& logits) override;
+  absl::StatusOr<MatrixView> Enqueue(const ForwardBatch& batch, const KvPool& pool) override;
+  int32_t* last_tokens() const override { return inputs_.last_tokens(); }
   absl::Status Prepare(const KvPool& pool) override;
-  bool logits_from_device() const override { return true; }
   const AttentionGeometry& Geometry(int64_t layer) const override { return geometries_[layer]; }
   int64_t weight_bytes() const override;
 
@@ -106,8 +107,7 @@ class CudaDecoder : public Decoder {
   absl::Status CreateScratch();
   absl::Status CreateRopeTable();
   absl::Status CreateInputs();
-  absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool,
-                          const MatrixView& logits) const;
+  absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool) const;
   int64_t GraphBatchSize(const ForwardBatch& batch) const;
   absl::Status Launch(const StepSize& size, const KvPool& pool);
   absl::Status LaunchLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
@@ -269,8 +269,7 @@ int64_t CudaDecoder::weight_bytes() const {
 }
 
 // The same batch, hence the same verdict, on every rank: no rank leaves the step alone.
-absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& pool,
-                                     const MatrixView& logits) const {
+absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& pool) const {
   const int64_t rows = std::ssize(batch.logits_rows);
   if (batch.num_tokens() > options_.max_num_batched_tokens ||
       batch.attention.num_requests() > options_.max_num_seqs || rows > options_.max_logits_rows) {
@@ -282,8 +281,6 @@ absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& po
   if (observed()) {
     return absl::UnimplementedError("tensors of a forward pass cannot be observed on CUDA");
   }
-  LOCKSTEP_CHECK(logits.rows == rows && logits.cols == part_.vocab.size() &&
-                 logits.stride == logits.cols && logits.dtype == DType::kF32);
   LOCKSTEP_CHECK(pool.shape().dtype == options_.dtype &&
                  pool.shape().block_size == options_.block_size);
   return absl::OkStatus();
@@ -297,13 +294,14 @@ int64_t CudaDecoder::GraphBatchSize(const ForwardBatch& batch) const {
   return graph == graphs_.end() ? 0 : graph->first;
 }
 
-absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
-                                  const MatrixView& logits) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckBatch(batch, pool, logits));
+absl::StatusOr<MatrixView> CudaDecoder::Enqueue(const ForwardBatch& batch, const KvPool& pool) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckBatch(batch, pool));
+  const int64_t logits_rows = std::ssize(batch.logits_rows);
   const int64_t graph_size = GraphBatchSize(batch);
   StepSize size{.tokens = batch.num_tokens(),
                 .requests = batch.attention.num_requests(),
-                .logits_rows = logits.rows};
+                .logits_rows = logits_rows};
+  LOCKSTEP_RETURN_IF_ERROR(inputs_.BeginStep());
   if (graph_size > 0) size = {graph_size, graph_size, graph_size, true};
   if (config_.rope.type == RopeType::kDynamic) {
     rope_.FillCosSin(batch.positions, batch.rope_lengths, 0, batch.num_tokens(), inputs_.host_cos(),
@@ -313,9 +311,17 @@ absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
       inputs_.Upload(batch, size.requests, size.tokens, size.logits_rows, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(graph_size > 0 ? graphs_.at(graph_size).Replay(rank_.stream)
                                           : Launch(size, pool));
-  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(logits.data, scratch_.logits.data(),
-                                     logits.rows * logits.cols * SizeOf(DType::kF32),
-                                     rank_.stream));
+  const int64_t vocab = part_.vocab.size();
+  return MatrixView{scratch_.logits.data(), DType::kF32, logits_rows, vocab, vocab};
+}
+
+absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
+                                  const MatrixView& logits) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const MatrixView from, Enqueue(batch, pool));
+  LOCKSTEP_CHECK(logits.rows == from.rows && logits.cols == from.cols &&
+                 logits.stride == logits.cols && logits.dtype == DType::kF32);
+  LOCKSTEP_RETURN_IF_ERROR(
+      CopyAsync(logits.data, from.data, from.rows * from.cols * SizeOf(DType::kF32), rank_.stream));
   return Synchronize(rank_.stream);
 }
 
@@ -333,6 +339,7 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
     nothing.attention.query_start_loc = starts;
     nothing.table_changes.emplace();
     const StepSize size{batch_size, batch_size, batch_size, true};
+    LOCKSTEP_RETURN_IF_ERROR(inputs_.BeginStep());
     LOCKSTEP_RETURN_IF_ERROR(
         inputs_.Upload(nothing, batch_size, batch_size, batch_size, rank_.stream));
     LOCKSTEP_RETURN_IF_ERROR(Launch(size, pool));

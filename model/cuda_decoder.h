@@ -30,9 +30,9 @@ struct CudaRankContext {
   CudaDeviceInfo info;
 };
 
-// As Decoder::Load. Forward takes a pool on the same device, whose stream is the context's, and
-// writes the logits to host memory (page-locked, to be fast): when it returns, the step is done.
-// Not supported, by name: observers.
+// As Decoder::Load; the result is a DeviceDecoder. Steps take a pool on the same device, whose
+// stream is the context's. Forward writes the logits to host memory (page-locked, to be fast): when
+// it returns, the step is done. Not supported, by name: observers.
 absl::StatusOr<std::unique_ptr<Decoder>> LoadCudaDecoder(
     const ModelSource& source, const std::vector<RankPartition>& partition, int rank,
     const CudaDecoderOptions& options, const CudaRankContext& context, ThreadPool& threads);

@@ -36,8 +36,15 @@ absl::StatusOr<CudaInputs> CudaInputs::Create(const CudaInputLimits& limits, Cud
   inputs.sin_ = inputs.Add(limits.max_tokens * limits.rotary_dim / 2 * 4);
   inputs.table_runs_ = inputs.Add(limits.num_slots * static_cast<int64_t>(sizeof(BlockTableRun)));
   inputs.table_blocks_ = inputs.Add(limits.num_slots * limits.max_blocks * 4);
-  LOCKSTEP_ASSIGN_OR_RETURN(inputs.staging_,
-                            PinnedBuffer::Create(inputs.size_bytes_, "arrays of a step"));
+  for (Staging& staging : inputs.staging_) {
+    LOCKSTEP_ASSIGN_OR_RETURN(staging.memory,
+                              PinnedBuffer::Create(inputs.size_bytes_, "arrays of a step"));
+    LOCKSTEP_ASSIGN_OR_RETURN(staging.copied, OwnedCudaEvent::Create());
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(inputs.last_tokens_,
+                            DeviceBuffer::Create(limits.num_slots * 4, "last tokens"));
+  LOCKSTEP_RETURN_IF_ERROR(
+      FillBytesAsync(inputs.last_tokens_.data(), 0, limits.num_slots * 4, stream));
   LOCKSTEP_ASSIGN_OR_RETURN(inputs.arrays_,
                             DeviceBuffer::Create(inputs.size_bytes_, "arrays of a step"));
   const int64_t table_bytes = (limits.num_slots + 1) * limits.max_blocks * 4;
@@ -49,8 +56,12 @@ absl::StatusOr<CudaInputs> CudaInputs::Create(const CudaInputLimits& limits, Cud
 
 absl::Status CudaInputs::Send(const Place& place, int64_t bytes, CudaStream stream) {
   LOCKSTEP_CHECK(bytes <= place.bytes);
-  return CopyAsync(arrays_.as<char>() + place.offset, staging_.as<char>() + place.offset, bytes,
-                   stream);
+  return CopyAsync(arrays_.as<char>() + place.offset, host<char>(place), bytes, stream);
+}
+
+absl::Status CudaInputs::BeginStep() {
+  current_ = (current_ + 1) % kStagingBuffers;
+  return staging_[current_].copied.Wait();
 }
 
 absl::Status CudaInputs::Upload(const ForwardBatch& batch, int64_t num_requests, int64_t num_tokens,
@@ -85,14 +96,19 @@ absl::Status CudaInputs::Upload(const ForwardBatch& batch, int64_t num_requests,
   const int64_t requests_bytes =
       logits_rows_.offset + num_logits_rows * 4 - query_start_loc_.offset;
   LOCKSTEP_RETURN_IF_ERROR(CopyAsync(arrays_.as<char>() + query_start_loc_.offset,
-                                     staging_.as<char>() + query_start_loc_.offset, requests_bytes,
-                                     stream));
+                                     host<char>(query_start_loc_), requests_bytes, stream));
   if (limits_.rotary_dim > 0) {
     const int64_t angle_bytes = batch.num_tokens() * limits_.rotary_dim / 2 * 4;
     LOCKSTEP_RETURN_IF_ERROR(Send(cos_, angle_bytes, stream));
     LOCKSTEP_RETURN_IF_ERROR(Send(sin_, angle_bytes, stream));
   }
-  return UploadTables(batch, stream);
+  if (std::any_of(batch.token_ids.begin(), batch.token_ids.end(),
+                  [](int32_t id) { return id < 0; })) {
+    LOCKSTEP_RETURN_IF_ERROR(
+        PutLastTokens(last_tokens(), device<int32_t>(token_ids_), batch.num_tokens(), stream));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(UploadTables(batch, stream));
+  return staging_[current_].copied.Record(stream);
 }
 
 absl::Status CudaInputs::UploadTables(const ForwardBatch& batch, CudaStream stream) {

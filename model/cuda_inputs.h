@@ -2,6 +2,7 @@
 // them. What a CUDA graph has captured reads them anew at each replay.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "attention/cuda_attention.h"
@@ -20,15 +21,18 @@ struct CudaInputLimits {
   int64_t rotary_dim = 0;  // R of the angles that travel with each step; 0: none do
 };
 
-// Thread rule: the rank's engine thread. Stream rule: one stream, given to every call; Upload may
-// be called again once the host has waited for the stream (the staging memory is used anew).
+// Thread rule: the rank's engine thread. Stream rule: one stream, given to every call. The host
+// goes on while the stream copies: staging memory is a ring, and BeginStep waits until the step
+// that used its place before has been copied.
 class CudaInputs {
  public:
   static absl::StatusOr<CudaInputs> Create(const CudaInputLimits& limits, CudaStream stream);
 
+  // Before host_cos, host_sin and Upload of each step.
+  absl::Status BeginStep();
   // Copies the batch's arrays and changes of block tables. Padded with requests of no tokens to
   // `num_requests` and rows without slot to `num_tokens` (at least those of the batch);
-  // logits_rows with row 0 to `num_logits_rows`.
+  // logits_rows with row 0 to `num_logits_rows`. Negative token ids become those of last_tokens().
   absl::Status Upload(const ForwardBatch& batch, int64_t num_requests, int64_t num_tokens,
                       int64_t num_logits_rows, CudaStream stream);
   // The angles of the step's tokens, float32 [T, R/2] each, where they travel with it: host memory
@@ -36,6 +40,8 @@ class CudaInputs {
   float* host_cos() const { return host<float>(cos_); }
   float* host_sin() const { return host<float>(sin_); }
 
+  // int32 [slots]; see DeviceDecoder.
+  int32_t* last_tokens() const { return last_tokens_.as<int32_t>(); }
   const int32_t* token_ids() const { return device<int32_t>(token_ids_); }
   const int32_t* positions() const { return device<int32_t>(positions_); }
   const int32_t* logits_rows() const { return device<int32_t>(logits_rows_); }
@@ -54,7 +60,7 @@ class CudaInputs {
   Place Add(int64_t bytes);
   template <typename T>
   T* host(const Place& place) const {
-    return reinterpret_cast<T*>(staging_.as<char>() + place.offset);
+    return reinterpret_cast<T*>(staging_[current_].memory.as<char>() + place.offset);
   }
   template <typename T>
   T* device(const Place& place) const {
@@ -76,8 +82,16 @@ class CudaInputs {
   Place sin_;
   Place table_runs_;    // BlockTableRun [slots]
   Place table_blocks_;  // int32 [slots * max_blocks]
-  PinnedBuffer staging_;
+  // Two steps in flight, and one that the host fills.
+  static constexpr size_t kStagingBuffers = 3;
+  struct Staging {
+    PinnedBuffer memory;
+    OwnedCudaEvent copied;
+  };
+  std::array<Staging, kStagingBuffers> staging_;
+  size_t current_ = 0;
   DeviceBuffer arrays_;
+  DeviceBuffer last_tokens_;
   DeviceBuffer block_tables_;  // int32 [slots + 1, max_blocks]; the last row is a padding request's
 };
 

@@ -1,4 +1,4 @@
-// Changes block tables on the device.
+// Changes to a step's arrays and to block tables on the device.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,9 @@ namespace lockstep {
 // memory. No two runs of a call may name the same entry.
 absl::Status ApplyTableRuns(const BlockTableRun* runs, int64_t num_runs, const int32_t* blocks,
                             int32_t* tables, int64_t max_blocks, CudaStream stream);
+
+// token_ids [count] below 0, -1 - s, become last_tokens[s]. Device memory.
+absl::Status PutLastTokens(const int32_t* last_tokens, int32_t* token_ids, int64_t count,
+                           CudaStream stream);
 
 }  // namespace lockstep

@@ -21,6 +21,8 @@ struct DecoderOptions {
   int64_t max_model_len = 0;           // largest position + 1
 };
 
+class DeviceDecoder;
+
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -41,8 +43,8 @@ class Decoder {
 
   // COLLECTIVE, once, before the first Forward, when the pool stands: what can be made ready.
   virtual absl::Status Prepare(const KvPool&) { return absl::OkStatus(); }
-  // Logits come from a device: page-locked memory takes them faster.
-  virtual bool logits_from_device() const { return false; }
+  // This decoder, where its steps run on a device; else null.
+  virtual DeviceDecoder* device() { return nullptr; }
 
   // Attention geometry of a layer on this rank, and the pool's shape for block_size P.
   virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
@@ -60,6 +62,19 @@ class Decoder {
 
  private:
   TensorObserver* observer_ = nullptr;
+};
+
+// A decoder that works on a device, in the order of the rank's stream, while the host goes on.
+class DeviceDecoder : public Decoder {
+ public:
+  DeviceDecoder* device() final { return this; }
+
+  // COLLECTIVE. Issues the step of Forward and returns; nothing that `batch` points to is read
+  // afterwards. A negative token id -1 - s stands for last_tokens()[s] as it is when the step runs.
+  // The result is float32 [R, V_local] in device memory, until the next step is issued.
+  virtual absl::StatusOr<MatrixView> Enqueue(const ForwardBatch& batch, const KvPool& pool) = 0;
+  // int32 [slots], device memory: the token last sampled in each slot, written by who samples.
+  virtual int32_t* last_tokens() const = 0;
 };
 
 }  // namespace lockstep

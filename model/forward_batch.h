@@ -25,7 +25,7 @@ struct BlockTableChanges {
 };
 
 struct ForwardBatch {
-  std::span<const int32_t> token_ids;  // [T]
+  std::span<const int32_t> token_ids;  // [T]; negative for a DeviceDecoder alone, see there
   std::span<const int32_t> positions;  // [T]
   // [T] length that sets the base of dynamic RoPE for the token: max(prompt length of its request,
   // position + 1).

@@ -18,9 +18,13 @@ absl::Status OutOfStep(const StepPlanView& plan, const absl::FormatSpec<Args...>
 
 }  // namespace
 
-BatchState::BatchState(const PlanLimits& limits, Range vocab)
+BatchState::BatchState(const PlanLimits& limits, Range vocab, LastTokens last_tokens,
+                       int steps_in_flight)
     : limits_(limits),
       vocab_(vocab),
+      last_tokens_(last_tokens),
+      pending_(static_cast<size_t>(steps_in_flight)),
+      token_digests_(static_cast<size_t>(steps_in_flight)),
       slots_(static_cast<size_t>(limits.max_num_seqs)),
       block_tables_(static_cast<size_t>(limits.max_num_seqs * limits.max_blocks_per_request())) {}
 
@@ -45,6 +49,7 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
     AddOutputs(plan, b);
   }
   FoldPlan(plan);
+  BeginPending();
   forward_batch_.token_ids = token_ids_;
   forward_batch_.positions = plan.positions;
   forward_batch_.rope_lengths = rope_lengths_;
@@ -63,7 +68,9 @@ absl::Status BatchState::Apply(const StepPlanView& plan) {
 absl::Status BatchState::ApplyChanges(const StepPlanView& plan) {
   for (const int32_t slot : plan.freed_slots) {
     if (!slots_[slot].in_use) return OutOfStep(plan, "slot %d is freed but was free", slot);
+    const uint32_t tenant = slots_[slot].tenant;
     slots_[slot] = {};
+    slots_[slot].tenant = tenant;
   }
   next_history_ = 0;
   next_bias_ = 0;
@@ -78,6 +85,7 @@ absl::Status BatchState::ApplyChanges(const StepPlanView& plan) {
 
 void BatchState::Fill(Slot& slot, const PlanNewRequest& request, const StepPlanView& plan) {
   slot.in_use = true;
+  ++slot.tenant;
   slot.num_tokens = request.num_computed;
   slot.request = request;
   const std::span<const int32_t> history =
@@ -145,23 +153,23 @@ absl::Status BatchState::ApplyRequest(const StepPlanView& plan, int64_t b) {
   return absl::OkStatus();
 }
 
-// Puts the last sampled token where the plan could not name it yet.
+// Puts the last sampled token, or where it will be found, where the plan could not name it yet.
 absl::Status BatchState::ApplyTokens(const StepPlanView& plan, int64_t b) {
   const int32_t end = plan.query_start_loc[b + 1];
   for (int32_t row = plan.query_start_loc[b]; row < end; ++row) {
     if (token_ids_[row] != kLastSampledToken) continue;
-    const int32_t token = slots_[plan.request_slots[b]].last_sampled;
-    if (token == kLastSampledToken || row != end - 1) {
+    const int32_t slot = plan.request_slots[b];
+    if (!slots_[slot].has_sampled || row != end - 1) {
       return OutOfStep(plan, "row %d goes on from the last token of slot %d, which has none", row,
-                       plan.request_slots[b]);
+                       slot);
     }
-    token_ids_[row] = token;
+    token_ids_[row] = last_tokens_ == LastTokens::kOnDevice ? -1 - slot : slots_[slot].last_sampled;
   }
   return absl::OkStatus();
 }
 
 void BatchState::AddOutputs(const StepPlanView& plan, int64_t b) {
-  const Slot& slot = slots_[plan.request_slots[b]];
+  Slot& slot = slots_[plan.request_slots[b]];
   const PlanNewRequest& request = slot.request;
   const StepOutput output = plan.outputs[b];
   const int32_t count = plan.query_start_loc[b + 1] - plan.query_start_loc[b];
@@ -178,6 +186,7 @@ void BatchState::AddOutputs(const StepPlanView& plan, int64_t b) {
   }
   next_logits_row_ += num_logits_rows;
   if (!Samples(output)) return;
+  slot.has_sampled |= last_tokens_ == LastTokens::kOnDevice;
   sample_slots_.push_back(plan.request_slots[b]);
   sample_rows_.push_back({.logits_row = next_logits_row_ - 1,
                           .position = plan.seq_lens[b],
@@ -190,23 +199,41 @@ void BatchState::AddOutputs(const StepPlanView& plan, int64_t b) {
                           .num_logprobs = request.num_logprobs});
 }
 
+// Digests cover tokens up to the step that every rank has accepted by now, be it fast or slow.
+void BatchState::BeginPending() {
+  LOCKSTEP_CHECK(num_applied_ - num_accepted_ < pending_.size());
+  std::vector<Tenant>& pending = pending_[Place(num_applied_)];
+  pending.clear();
+  for (const int32_t slot : sample_slots_) pending.push_back({slot, slots_[slot].tenant});
+  ++num_applied_;
+  const uint64_t covered = num_applied_ - std::min<uint64_t>(num_applied_, pending_.size());
+  const uint64_t tokens = token_digests_[Place(covered)];
+  digest_ = HashBytes(&tokens, sizeof(tokens), plan_digest_);
+}
+
 void BatchState::Accept(std::span<const int32_t> tokens) {
-  LOCKSTEP_CHECK(tokens.size() == sample_slots_.size());
+  LOCKSTEP_CHECK(num_accepted_ < num_applied_);
+  const std::vector<Tenant>& pending = pending_[Place(num_accepted_)];
+  LOCKSTEP_CHECK(tokens.size() == pending.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    Slot& slot = slots_[sample_slots_[i]];
+    Slot& slot = slots_[pending[i].slot];
+    if (slot.tenant != pending[i].tenant || !slot.in_use) continue;
     // A failed request's next row, planned before that was known, computes something that nobody
     // will look at.
     slot.last_sampled = std::max(tokens[i], 0);
+    slot.has_sampled = true;
     if (slot.adjuster.has_value()) slot.adjuster->Add(slot.last_sampled);
   }
-  digest_ = HashBytes(tokens.data(), tokens.size_bytes(), digest_);
+  token_digest_ = HashBytes(tokens.data(), tokens.size_bytes(), token_digest_);
+  ++num_accepted_;
+  token_digests_[Place(num_accepted_)] = token_digest_;
 }
 
 void BatchState::FoldPlan(const StepPlanView& plan) {
   const auto fold = [this](const auto& items) {
-    digest_ = HashBytes(items.data(), items.size() * sizeof(items[0]), digest_);
+    plan_digest_ = HashBytes(items.data(), items.size() * sizeof(items[0]), plan_digest_);
   };
-  digest_ = HashBytes(&plan.step, sizeof(plan.step), digest_);
+  plan_digest_ = HashBytes(&plan.step, sizeof(plan.step), plan_digest_);
   fold(plan.freed_slots);
   fold(plan.new_requests);
   fold(plan.history);
@@ -215,7 +242,7 @@ void BatchState::FoldPlan(const StepPlanView& plan) {
   fold(plan.block_runs);
   fold(plan.blocks);
   fold(plan.block_copies);
-  fold(std::span<const int32_t>(token_ids_));
+  fold(plan.token_ids);
   fold(plan.request_slots);
   fold(plan.outputs);
   fold(plan.seq_lens);

@@ -15,10 +15,18 @@
 
 namespace lockstep {
 
+// Where a step finds the tokens that the steps before it sampled.
+enum class LastTokens {
+  kOnHost,    // they were accepted before the plan is applied
+  kOnDevice,  // DeviceDecoder::last_tokens: accepted up to steps_in_flight - 1 steps late
+};
+
+// Applied steps are accepted in their order, at the latest `steps_in_flight` applications later.
 class BatchState {
  public:
   // `vocab`: this rank's part of the vocabulary.
-  BatchState(const PlanLimits& limits, Range vocab);
+  BatchState(const PlanLimits& limits, Range vocab, LastTokens last_tokens = LastTokens::kOnHost,
+             int steps_in_flight = 1);
 
   // Applies a decoded kRun plan and makes its batch. Internal, naming step, request and field, when
   // the plan contradicts what earlier plans said (a lost or repeated plan, a slot mapping that
@@ -31,15 +39,18 @@ class BatchState {
   std::span<const SampleRow> sample_rows() const { return sample_rows_; }
   // Rows of prompt logprobs, in the plan's order.
   std::span<const LogprobRow> logprob_rows() const { return logprob_rows_; }
+  // The slots of sample_rows().
+  std::span<const int32_t> sample_slots() const { return sample_slots_; }
   // Row of logits_rows where each request's rows start. [B]
   std::span<const int32_t> first_logits_rows() const { return first_logits_rows_; }
 
-  // The tokens that sample_rows() gave: each becomes its slot's last sampled one.
+  // The tokens that sample_rows() of the oldest step not accepted yet gave: each becomes its slot's
+  // last sampled one, unless a later plan has given the slot away.
   void Accept(std::span<const int32_t> tokens);
 
-  // A running hash of everything that was applied and accepted: equal on all ranks, or they have
-  // parted. The same plans give the same digest whether their tokens were known or
-  // kLastSampledToken.
+  // Of the last applied plan: a hash of all plans up to it, and of the tokens of all steps but the
+  // last `steps_in_flight`, whether or not later ones have been accepted. Equal on all ranks, or
+  // they have parted.
   uint64_t digest() const { return digest_; }
 
  private:
@@ -47,10 +58,19 @@ class BatchState {
     bool in_use = false;
     int64_t num_tokens = 0;  // computed so far
     int64_t num_blocks = 0;  // known entries of the block table
-    int32_t last_sampled = kLastSampledToken;
+    uint32_t tenant = 0;     // counts those who had the slot
+    bool has_sampled = false;
+    int32_t last_sampled = 0;
     PlanNewRequest request;
     std::optional<LogitAdjuster> adjuster;
   };
+
+  // Whom a sampled token belongs to.
+  struct Tenant {
+    int32_t slot = 0;
+    uint32_t tenant = 0;
+  };
+  size_t Place(uint64_t step) const { return step % pending_.size(); }
 
   absl::Status ApplyChanges(const StepPlanView& plan);
   void Fill(Slot& slot, const PlanNewRequest& request, const StepPlanView& plan);
@@ -59,13 +79,22 @@ class BatchState {
   absl::Status ApplyTokens(const StepPlanView& plan, int64_t b);
   void AddOutputs(const StepPlanView& plan, int64_t b);
   void FoldPlan(const StepPlanView& plan);
+  void BeginPending();
   int32_t* BlockTable(int64_t slot) {
     return block_tables_.data() + slot * limits_.max_blocks_per_request();
   }
 
   const PlanLimits limits_;
   const Range vocab_;
+  const LastTokens last_tokens_;
   uint64_t last_step_ = 0;
+  uint64_t num_applied_ = 0;
+  uint64_t num_accepted_ = 0;
+  std::vector<std::vector<Tenant>> pending_;  // [steps_in_flight] who samples in a step
+  uint64_t plan_digest_ = 0;
+  uint64_t token_digest_ = 0;
+  // [steps_in_flight] token_digest_ after so many accepted steps, the latest ones.
+  std::vector<uint64_t> token_digests_;
   uint64_t digest_ = 0;
   std::vector<Slot> slots_;            // [max_num_seqs]
   std::vector<int32_t> block_tables_;  // [max_num_seqs, max_blocks_per_request]

@@ -40,9 +40,9 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
       CheckOption("num_gpu_blocks_override", options.num_gpu_blocks_override, 0));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("check_tp_steps", options.check_tp_steps, 0));
   if (options.check_tp_steps > 0) LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(num_ranks));
-  if (options.steps_in_flight < 1 || options.steps_in_flight > 2) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("steps_in_flight is %d: it must be 1 or 2", options.steps_in_flight));
+  if (options.steps_in_flight < 0 || options.steps_in_flight > 2) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "steps_in_flight is %d: it must be 1 or 2 (0: automatic)", options.steps_in_flight));
   }
   if (!(options.heartbeat_seconds > 0) || !(options.heartbeat_seconds <= 3600)) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -181,7 +181,8 @@ absl::StatusOr<std::unique_ptr<TpChecker>> MakeTpChecker(
   return TpChecker::Create(source, check, partition, communicator, threads);
 }
 
-EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& options) {
+EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& options,
+                              bool on_cuda) {
   const ModelConfig& config = source.config;
   EngineLoopOptions loop;
   loop.scheduler.enable_prefix_caching = options.enable_prefix_caching;
@@ -198,6 +199,7 @@ EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& op
     loop.scheduler.max_shared_tokens = config.rope.original_max_position_embeddings;
   }
   loop.steps_in_flight = options.steps_in_flight;
+  if (loop.steps_in_flight == 0) loop.steps_in_flight = on_cuda ? 2 : 1;
   loop.heartbeat_seconds = options.heartbeat_seconds;
   loop.step_log = options.step_log;
   return loop;
@@ -263,8 +265,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   std::vector<Range> vocab_ranges;
   for (const RankPartition& rank : partition) vocab_ranges.push_back(rank.vocab);
   LOCKSTEP_ASSIGN_OR_RETURN(std::unique_ptr<EngineLoop> engine,
-                            EngineLoop::Create(limits, LoopOptions(source, options), vocab_ranges,
-                                               std::move(parts), communicator));
+                            EngineLoop::Create(limits, LoopOptions(source, options, on_cuda),
+                                               vocab_ranges, std::move(parts), communicator));
   engine->set_load_seconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return std::unique_ptr<Engine>(std::move(engine));

@@ -35,9 +35,9 @@ struct EngineOptions {
   int num_threads = 1;            // compute threads of this rank
   std::string attention_backend;  // "" : the first that fits
 
-  // Steps that are planned and sent before the result of the first of them is known: 1, or 2 where
-  // the device computes while the host plans.
-  int steps_in_flight = 1;
+  // Steps that are planned and sent before the result of the first of them is known, 1 or 2. 0: 2
+  // on CUDA, which computes while the host plans, 1 on the CPU.
+  int steps_in_flight = 0;
   // An idle engine tells the other ranks so often that it is alive.
   double heartbeat_seconds = 1;
 

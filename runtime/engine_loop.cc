@@ -1,14 +1,9 @@
 #include "runtime/engine_loop.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace lockstep {
-
-namespace {
-using Clock = std::chrono::steady_clock;
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
     PlanLimits limits, EngineLoopOptions options, const std::vector<Range>& vocab_ranges,
@@ -20,9 +15,14 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
       new EngineLoop(limits, std::move(options), std::move(parts), communicator));
   const bool leads = communicator.rank() == 0;
   const absl::Status made = CatchExhaustion("preparing the steps", [&]() -> absl::Status {
+    StepRunnerOptions run{.steps_in_flight = engine->options_.steps_in_flight};
+    if (const CudaSeat* const cuda = engine->parts_.cuda.get(); cuda != nullptr) {
+      run.stream = cuda->stream.get();
+      run.nccl = cuda->nccl.get();
+    }
     LOCKSTEP_ASSIGN_OR_RETURN(
         engine->runner_,
-        StepRunner::Create(limits, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
+        StepRunner::Create(limits, run, vocab_ranges, *engine->parts_.decoder, engine->parts_.pool,
                            communicator, *engine->parts_.threads));
     engine->runner_->set_checks(engine->parts_.tp_checker.get(), engine->parts_.checked_attention);
     if (!leads) return absl::OkStatus();
@@ -50,8 +50,7 @@ EngineLoop::EngineLoop(const PlanLimits& limits, EngineLoopOptions options, Engi
     : limits_(limits),
       options_(std::move(options)),
       parts_(std::move(parts)),
-      communicator_(communicator),
-      results_(static_cast<size_t>(options_.steps_in_flight)) {}
+      communicator_(communicator) {}
 
 EngineLoop::~EngineLoop() {
   if (communicator_.rank() == 0) Stop().IgnoreError();
@@ -176,29 +175,41 @@ absl::Status EngineLoop::Step() {
     LOCKSTEP_RETURN_IF_ERROR(Fail(LaunchStep(&launched)));
   }
   if (scheduler_->num_in_flight() == 0) return absl::OkStatus();
-  scheduler_->Update(results_[num_landed_++ % results_.size()]);
-#ifndef NDEBUG
-  LOCKSTEP_RETURN_IF_ERROR(Fail(scheduler_->CheckInvariants()));
-#endif
-  return absl::OkStatus();
+  return Fail(LandStep());
 }
 
-// Plans, broadcasts and executes one step; `launched` becomes false when there is none.
+// Plans, broadcasts and launches one step; `launched` becomes false when there is none.
 absl::Status EngineLoop::LaunchStep(bool* launched) {
   const Clock::time_point start = Clock::now();
   *launched = scheduler_->Schedule(plan_);
   if (!*launched) return absl::OkStatus();
-  StepResult& result = results_[num_launched_++ % results_.size()];
+  launched_.push_back({plan_.step, start, scheduler_->planned_prompt_tokens()});
   LOCKSTEP_RETURN_IF_ERROR(BroadcastPlan(communicator_, plan_, buffer_));
-  LOCKSTEP_RETURN_IF_ERROR(runner_->Execute(View(plan_), sink_, result));
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  CountStep(result, seconds);
-  if (step_log_ == nullptr) return absl::OkStatus();
-  return step_log_->Write(plan_.step, seconds, scheduler_->PlannedRows(), scheduler_->stats());
+  return runner_->Launch(View(plan_), sink_);
 }
 
-void EngineLoop::CountStep(const StepResult& result, double seconds) {
-  const int64_t prompt_tokens = scheduler_->planned_prompt_tokens();
+absl::Status EngineLoop::LandStep() {
+  LOCKSTEP_ASSIGN_OR_RETURN(const StepResult* const result, runner_->Land());
+  const Launched step = launched_.front();
+  launched_.erase(launched_.begin());
+  // Steps overlap: what this one took is the time since the one before it landed.
+  const Clock::time_point now = Clock::now();
+  const double seconds =
+      std::chrono::duration<double>(now - std::max(step.planned_at, last_landed_)).count();
+  last_landed_ = now;
+  CountStep(*result, step.prompt_tokens, seconds);
+  if (step_log_ != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(
+        step_log_->Write(step.step, seconds, scheduler_->OldestRows(), scheduler_->stats()));
+  }
+  scheduler_->Update(*result);
+#ifndef NDEBUG
+  LOCKSTEP_RETURN_IF_ERROR(scheduler_->CheckInvariants());
+#endif
+  return absl::OkStatus();
+}
+
+void EngineLoop::CountStep(const StepResult& result, int64_t prompt_tokens, double seconds) {
   const std::vector<int32_t>& sampled = result.sampled.tokens;
   const int64_t generated =
       std::ssize(sampled) - std::count(sampled.begin(), sampled.end(), kFailedToken);
@@ -241,11 +252,16 @@ absl::Status EngineLoop::Follow() {
   while (true) {
     auto plan = ReceivePlan(communicator_, limits_, buffer_);
     LOCKSTEP_RETURN_IF_ERROR(Fail(plan.status()));
-    if (plan->kind == StepKind::kStop) return Fail(runner_->LogChecks());
     if (plan->kind == StepKind::kHeartbeat) continue;
-    LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Execute(*plan, sink_, results_[0])));
-    const std::lock_guard lock(mutex_);
-    ++stats_.steps;
+    const bool stops = plan->kind == StepKind::kStop;
+    if (!stops) LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Launch(*plan, sink_)));
+    // As rank 0 does, and all of them at the end.
+    while (runner_->num_in_flight() >= (stops ? 1 : options_.steps_in_flight)) {
+      LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Land().status()));
+      const std::lock_guard lock(mutex_);
+      ++stats_.steps;
+    }
+    if (stops) return Fail(runner_->LogChecks());
   }
 }
 

@@ -2,6 +2,7 @@
 // the parts; tests bring their own decoder.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -70,6 +71,8 @@ class EngineLoop : public Engine {
   const Scheduler& scheduler() const { return *scheduler_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   // What other threads ask for, in order: a new request, or the end of one.
   struct Message {
     RequestId id = 0;
@@ -83,13 +86,14 @@ class EngineLoop : public Engine {
   absl::Status CheckOpen() const;
   // Takes what other threads have asked for; true when they want the engine to stop.
   bool ReadInbox();
-  // Rank 0. Keeps steps_in_flight steps planned, and lands the oldest.
+  // Rank 0. Keeps steps_in_flight steps launched, and lands the oldest.
   absl::Status Step();
   absl::Status LaunchStep(bool* launched);
+  absl::Status LandStep();
   absl::Status WaitForWork();
   absl::Status SendKind(StepKind kind);
   absl::Status Fail(absl::Status status);
-  void CountStep(const StepResult& result, double seconds);
+  void CountStep(const StepResult& result, int64_t prompt_tokens, double seconds);
 
   const PlanLimits limits_;
   const EngineLoopOptions options_;
@@ -101,9 +105,14 @@ class EngineLoop : public Engine {
   PromptLogitsSink sink_;                 // rank 0
   StepPlan plan_;                         // rank 0
   PlanBuffer buffer_;
-  std::vector<StepResult> results_;  // [steps_in_flight]; step s has place s % steps_in_flight
-  uint64_t num_launched_ = 0;
-  uint64_t num_landed_ = 0;
+  // Rank 0: a launched step.
+  struct Launched {
+    uint64_t step = 0;
+    Clock::time_point planned_at;
+    int64_t prompt_tokens = 0;
+  };
+  std::vector<Launched> launched_;  // oldest first
+  Clock::time_point last_landed_;
 
   // Between the engine's thread and the others.
   mutable std::mutex mutex_;

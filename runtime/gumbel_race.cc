@@ -5,28 +5,13 @@
 #include <cmath>
 
 #include "runtime/logit_blocks.h"
+#include "runtime/random_bits.h"
 
 namespace lockstep {
 
 namespace {
 
 constexpr double kLn2 = 0.69314718055994530942;
-
-// The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-// generators", 2014).
-constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
-LOCKSTEP_INLINE uint64_t Mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-// The 64 random bits of id i are element i of the SplitMix64 stream that starts at RowKey.
-uint64_t RowKey(uint64_t seed, int64_t position) {
-  return Mix(Mix(seed + kGoldenGamma) ^ (static_cast<uint64_t>(position) * kGoldenGamma));
-}
-LOCKSTEP_INLINE uint64_t RandomBits(uint64_t row_key, uint64_t id) {
-  return Mix(row_key + (id + 1) * kGoldenGamma);
-}
 
 // -log(-log(u)) for u = 1 - e, e uniform in (0, 1): the large values, which win, come from small e
 // and keep full precision.

@@ -41,7 +41,7 @@ LogitAdjuster::LogitAdjuster(Range vocab, const LogitAdjustments& adjustments,
 
 void LogitAdjuster::Add(int32_t id) {
   if (id < vocab_.begin || id >= vocab_.end) return;
-  if (repetition_penalty_ == 1 && frequency_penalty_ == 0 && presence_penalty_ == 0) return;
+  if (!needs_tokens()) return;
   ++FindOrInsert(static_cast<int32_t>(id - vocab_.begin)).generated;
 }
 

@@ -38,6 +38,10 @@ class LogitAdjuster {
 
   // The request's next generated token.
   void Add(int32_t id);
+  // Apply depends on the tokens that were added.
+  bool needs_tokens() const {
+    return repetition_penalty_ != 1 || frequency_penalty_ != 0 || presence_penalty_ != 0;
+  }
 
   // Changes logits [V_local] of the token at `position`, in this order: bias, ban (-infinity),
   // repetition, frequency, presence penalty. A NaN stays a NaN and +infinity stays +infinity, so

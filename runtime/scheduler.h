@@ -82,7 +82,8 @@ class Scheduler {
 
   // Of the last planned step.
   int64_t planned_prompt_tokens() const { return planned_prompt_tokens_; }
-  std::vector<ScheduledRows> PlannedRows() const;
+  // Of the oldest step that waits for its Update.
+  std::vector<ScheduledRows> OldestRows() const;
 
   SchedulerStats stats() const;
 

@@ -188,10 +188,10 @@ void Scheduler::CancelAll() {
   for (const RequestId id : ids) Cancel(id);
 }
 
-std::vector<ScheduledRows> Scheduler::PlannedRows() const {
+std::vector<ScheduledRows> Scheduler::OldestRows() const {
   std::vector<ScheduledRows> rows;
   if (in_flight_.empty()) return rows;
-  for (const PlannedChoice& planned : in_flight_.back()) {
+  for (const PlannedChoice& planned : in_flight_.front()) {
     const Choice& choice = *planned.choice;
     rows.push_back({.id = choice.id,
                     .choice = choice.index,

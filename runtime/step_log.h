@@ -10,10 +10,11 @@
 
 namespace lockstep {
 
-// Lines hold: step, time (Unix, s), seconds (plan, broadcast and execution), tokens, prompt_tokens,
-// requests [{id, choice, position, tokens, prompt_tokens}] in the order of the batch, waiting,
-// running, free_blocks, cached_blocks, preemptions and finished (since the start). Written line by
-// line, so that the last step before a fault can be read. Not thread-safe.
+// Lines hold: step, time (Unix, s), seconds (since the step before landed, or since this one was
+// planned when that was later), tokens, prompt_tokens, requests [{id, choice, position, tokens,
+// prompt_tokens}] in the order of the batch, waiting, running, free_blocks, cached_blocks,
+// preemptions and finished (since the start). Written line by line, so that the last step before a
+// fault can be read. Not thread-safe.
 class StepLog {
  public:
   // Truncates the file. InvalidArgument, with the path and the reason, when it cannot be opened.

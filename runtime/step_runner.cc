@@ -26,18 +26,26 @@ int64_t MaxLogitsRows(int64_t max_num_batched_tokens, int64_t max_num_seqs, int6
 }
 
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
-    const PlanLimits& limits, const std::vector<Range>& vocab_ranges, Decoder& decoder,
-    KvPool& pool, Communicator& communicator, ThreadPool& threads) {
+    const PlanLimits& limits, const StepRunnerOptions& options,
+    const std::vector<Range>& vocab_ranges, Decoder& decoder, KvPool& pool,
+    Communicator& communicator, ThreadPool& threads) {
   std::unique_ptr<StepRunner> runner(
-      new StepRunner(limits, vocab_ranges, decoder, pool, communicator, threads));
+      new StepRunner(limits, options, vocab_ranges, decoder, pool, communicator, threads));
   const int64_t local_vocab = vocab_ranges[static_cast<size_t>(communicator.rank())].size();
   const int64_t rows = limits.max_logits_rows;
   const int64_t bytes = rows * local_vocab * static_cast<int64_t>(sizeof(float));
   void* data = nullptr;
-  if (decoder.logits_from_device()) {
+  if (runner->device_ != nullptr) {
     LOCKSTEP_ASSIGN_OR_RETURN(runner->pinned_logits_storage_,
                               PinnedBuffer::Create(bytes, "logits"));
     data = runner->pinned_logits_storage_.data();
+    const CudaSamplerOptions sampling{.vocab_ranges = vocab_ranges,
+                                      .rank = communicator.rank(),
+                                      .max_rows = limits.max_num_seqs,
+                                      .steps_in_flight = options.steps_in_flight,
+                                      .stream = options.stream,
+                                      .nccl = options.nccl};
+    LOCKSTEP_ASSIGN_OR_RETURN(runner->device_sampler_, CudaSampler::Create(sampling));
   } else {
     LOCKSTEP_ASSIGN_OR_RETURN(runner->logits_storage_, Buffer::Create(bytes, "logits"));
     data = runner->logits_storage_.data();
@@ -47,38 +55,112 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   return runner;
 }
 
-StepRunner::StepRunner(const PlanLimits& limits, const std::vector<Range>& vocab_ranges,
-                       Decoder& decoder, KvPool& pool, Communicator& communicator,
-                       ThreadPool& threads)
+StepRunner::StepRunner(const PlanLimits& limits, const StepRunnerOptions& options,
+                       const std::vector<Range>& vocab_ranges, Decoder& decoder, KvPool& pool,
+                       Communicator& communicator, ThreadPool& threads)
     : limits_(limits),
       vocab_ranges_(vocab_ranges),
       decoder_(decoder),
       pool_(pool),
       communicator_(communicator),
-      state_(limits, vocab_ranges[static_cast<size_t>(communicator.rank())]),
+      device_(decoder.device()),
+      stream_(options.stream),
+      state_(limits, vocab_ranges[static_cast<size_t>(communicator.rank())],
+             device_ != nullptr ? LastTokens::kOnDevice : LastTokens::kOnHost,
+             options.steps_in_flight),
+      steps_(static_cast<size_t>(options.steps_in_flight)),
       sampler_(vocab_ranges, communicator, threads),
       logprobs_(vocab_ranges, communicator, threads) {}
 
-absl::Status StepRunner::Execute(const StepPlanView& plan, const PromptLogitsSink& sink,
-                                 StepResult& result) {
+absl::Status StepRunner::Launch(const StepPlanView& plan, const PromptLogitsSink& sink) {
+  LOCKSTEP_CHECK(num_in_flight() < std::ssize(steps_));
   LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
   LOCKSTEP_RETURN_IF_ERROR(ChangePool(plan));
   if (tp_checker_ != nullptr) decoder_.set_observer(tp_checker_->observer());
+  Step& step = StepAt(num_launched_++);
+  step.number = plan.step;
+  step.result.prompt_logprobs.clear();
+  return device_ != nullptr ? LaunchOnDevice(plan, sink, step) : LaunchOnHost(plan, sink, step);
+}
+
+absl::StatusOr<const StepResult*> StepRunner::Land() {
+  LOCKSTEP_CHECK(num_in_flight() > 0);
+  LOCKSTEP_RETURN_IF_ERROR(SettleUpTo(num_landed_ + 1));
+  return &StepAt(num_landed_++).result;
+}
+
+absl::Status StepRunner::LaunchOnHost(const StepPlanView& plan, const PromptLogitsSink& sink,
+                                      Step& step) {
   MatrixView logits = logits_;
   logits.rows = static_cast<int64_t>(plan.logits_rows.size());
   LOCKSTEP_RETURN_IF_ERROR(decoder_.Forward(state_.forward_batch(), pool_, logits));
   LOCKSTEP_RETURN_IF_ERROR(RunChecks());
   // Before sampling, which may change rows in place.
-  LOCKSTEP_RETURN_IF_ERROR(GatherScores(plan, sink));
-  const std::span<const LogprobRow> logprob_rows = state_.logprob_rows();
-  result.prompt_logprobs.resize(logprob_rows.size());
-  if (!logprob_rows.empty()) {
-    LOCKSTEP_RETURN_IF_ERROR(logprobs_.Compute(logits, logprob_rows, result.prompt_logprobs));
-  }
+  LOCKSTEP_RETURN_IF_ERROR(ReadLogits(plan, sink, logits, step));
+  return SampleOnHost(logits, step);
+}
+
+absl::Status StepRunner::LaunchOnDevice(const StepPlanView& plan, const PromptLogitsSink& sink,
+                                        Step& step) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const MatrixView logits,
+                            device_->Enqueue(state_.forward_batch(), pool_));
+  LOCKSTEP_RETURN_IF_ERROR(RunChecks());
+  const bool on_device = device_sampler_->Supports(state_.sample_rows());
+  const bool host_reads = std::any_of(plan.outputs.begin(), plan.outputs.end(), WantsAllLogits);
+  if (on_device && !host_reads) return SampleOnDevice(logits);
+  MatrixView copied = logits_;
+  copied.rows = logits.rows;
+  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(copied.data, logits.data,
+                                     logits.rows * logits.cols * SizeOf(DType::kF32), stream_));
+  LOCKSTEP_RETURN_IF_ERROR(SettleUpTo(num_launched_ - 1));
+  LOCKSTEP_RETURN_IF_ERROR(Synchronize(stream_));
+  LOCKSTEP_RETURN_IF_ERROR(ReadLogits(plan, sink, copied, step));
+  if (on_device) return SampleOnDevice(logits);
+  LOCKSTEP_RETURN_IF_ERROR(SampleOnHost(copied, step));
+  return device_sampler_->PutTokens(state_.sample_slots(), step.result.sampled.tokens,
+                                    device_->last_tokens());
+}
+
+absl::Status StepRunner::SampleOnDevice(const MatrixView& logits) {
+  const std::span<const SampleRow> rows = state_.sample_rows();
+  const bool needs_tokens = std::any_of(rows.begin(), rows.end(), [](const SampleRow& row) {
+    return row.adjuster != nullptr && row.adjuster->needs_tokens();
+  });
+  if (needs_tokens) LOCKSTEP_RETURN_IF_ERROR(SettleUpTo(num_launched_ - 1));
+  return device_sampler_->Launch(logits, rows, state_.sample_slots(), state_.digest(),
+                                 device_->last_tokens());
+}
+
+// Every step before this one is settled.
+absl::Status StepRunner::SampleOnHost(const MatrixView& logits, Step& step) {
   LOCKSTEP_RETURN_IF_ERROR(
-      sampler_.Sample(logits, state_.sample_rows(), state_.digest(), result.sampled));
-  state_.Accept(result.sampled.tokens);
-  return CompareDigests(plan, result.sampled.digests);
+      sampler_.Sample(logits, state_.sample_rows(), state_.digest(), step.result.sampled));
+  return Accept(step);
+}
+
+// What the host takes from whole rows of logits, in host memory.
+absl::Status StepRunner::ReadLogits(const StepPlanView& plan, const PromptLogitsSink& sink,
+                                    const MatrixView& logits, Step& step) {
+  LOCKSTEP_RETURN_IF_ERROR(GatherScores(plan, sink));
+  const std::span<const LogprobRow> rows = state_.logprob_rows();
+  step.result.prompt_logprobs.resize(rows.size());
+  return logprobs_.Compute(logits, rows, step.result.prompt_logprobs);
+}
+
+// Takes the results of the first `num_steps` steps, as far as they are not here.
+absl::Status StepRunner::SettleUpTo(uint64_t num_steps) {
+  while (num_settled_ < num_steps) {
+    Step& step = StepAt(num_settled_);
+    LOCKSTEP_RETURN_IF_ERROR(device_sampler_->Wait(step.result.sampled));
+    LOCKSTEP_RETURN_IF_ERROR(Accept(step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::Accept(const Step& step) {
+  ++num_settled_;
+  state_.Accept(step.result.sampled.tokens);
+  return CompareDigests(step.number, step.result.sampled.digests);
 }
 
 // A freed block may be the target of a copy in the same plan, so NaN goes first.
@@ -121,14 +203,13 @@ absl::Status StepRunner::LogChecks() {
 }
 
 // All ranks see the same digests, so all of them return the same status.
-absl::Status StepRunner::CompareDigests(const StepPlanView& plan,
-                                        std::span<const uint64_t> digests) const {
+absl::Status StepRunner::CompareDigests(uint64_t step, std::span<const uint64_t> digests) const {
   for (size_t rank = 1; rank < digests.size(); ++rank) {
     if (digests[rank] == digests[0]) continue;
     return absl::InternalError(absl::StrFormat(
         "step %d: rank %d has parted from rank 0 (digest of what was applied and sampled so far: "
         "%016x, rank 0 has %016x)",
-        plan.step, rank, digests[rank], digests[0]));
+        step, rank, digests[rank], digests[0]));
   }
   return absl::OkStatus();
 }

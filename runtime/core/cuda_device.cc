@@ -111,6 +111,24 @@ OwnedCudaStream::~OwnedCudaStream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
+absl::StatusOr<OwnedCudaEvent> OwnedCudaEvent::Create() {
+  OwnedCudaEvent event;
+  LOCKSTEP_CUDA(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming));
+  return event;
+}
+
+OwnedCudaEvent::~OwnedCudaEvent() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+absl::Status OwnedCudaEvent::Record(CudaStream stream) {
+  return CudaStatus(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+absl::Status OwnedCudaEvent::Wait() {
+  return CudaStatus(cudaEventSynchronize(event_), "cudaEventSynchronize");
+}
+
 absl::Status CopyAsync(void* to, const void* from, int64_t bytes, CudaStream stream) {
   if (bytes == 0) return absl::OkStatus();
   return CudaStatus(

@@ -10,8 +10,9 @@
 
 #include "runtime/core/status.h"
 
-// cudaStream_t is a pointer to this.
+// cudaStream_t and cudaEvent_t are pointers to these.
 struct CUstream_st;
+struct CUevent_st;
 
 namespace lockstep {
 
@@ -96,6 +97,28 @@ class OwnedCudaStream {
 
  private:
   CudaStream stream_ = nullptr;
+};
+
+// Owns a mark in a stream.
+class OwnedCudaEvent {
+ public:
+  static absl::StatusOr<OwnedCudaEvent> Create();
+  OwnedCudaEvent() = default;
+  OwnedCudaEvent(OwnedCudaEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  OwnedCudaEvent& operator=(OwnedCudaEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~OwnedCudaEvent();
+
+  // Behind everything that was issued to the stream so far; a later Record moves it.
+  absl::Status Record(CudaStream stream);
+  // Until the stream has come to the last Record; at once where there was none. An error of a
+  // kernel before it shows here.
+  absl::Status Wait();
+
+ private:
+  CUevent_st* event_ = nullptr;
 };
 
 // In stream order; the host does not wait when its side is a PinnedBuffer. Unified addresses: any
