@@ -8,14 +8,16 @@
 #include "attention/cuda_attention.h"
 #include "model/attention_layer.h"
 #include "model/checkpoint/tensor_names.h"
-#include "model/cuda_gemv.h"
+#include "model/cuda_graph.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_row_step.h"
 #include "model/cuda_sum.h"
 #include "model/cuda_weights.h"
 #include "model/rope.h"
 #include "runtime/core/cuda_errors.h"
+#include "runtime/core/log.h"
 
 namespace lockstep {
 
@@ -38,40 +40,40 @@ struct CudaScratch {
   DeviceBuffer logits;     // float32 [R, V_local]
 };
 
-// A captured decode step.
-class Graph {
- public:
-  Graph() = default;
-  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(exec_, other.exec_);
-    return *this;
-  }
-  ~Graph() {
-    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
-  }
+// But for pointers.
+RowStepModel RowStepSizes(const ModelConfig& config, const RankPartition& part,
+                          const CudaDecoderOptions& options) {
+  const AttentionGeometry geometry = LocalGeometry(config, part, 0);
+  return {.dtype = options.dtype,
+          .hidden_size = config.hidden_size,
+          .head_dim = config.head_dim,
+          .kv_groups = geometry.kv_groups,
+          .intermediate = part.intermediate.size(),
+          .vocab = part.vocab.size(),
+          .norm_eps = static_cast<float>(config.rms_norm_eps),
+          .attention_scale = geometry.scale,
+          .logit_softcap = geometry.logit_softcap,
+          .block_size = options.block_size,
+          .max_blocks = (options.max_model_len + options.block_size - 1) / options.block_size,
+          .final_norm = nullptr,
+          .head = nullptr,
+          .layers = {}};
+}
 
-  template <typename Launch>
-  absl::Status Capture(CudaStream stream, Launch launch) {
-    LOCKSTEP_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const absl::Status launched = launch();
-    cudaGraph_t graph = nullptr;
-    const absl::Status ended =
-        CudaStatus(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    absl::Status status = launched.ok() ? ended : launched;
-    if (status.ok()) {
-      status = CudaStatus(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    return status;
-  }
-  absl::Status Replay(CudaStream stream) const {
-    return CudaStatus(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
-  }
-
- private:
-  cudaGraphExec_t exec_ = nullptr;
-};
+RowStepLayer RowStepLayerOf(const CudaLayer& layer) {
+  return {.input_norm = layer.input_norm.values(),
+          .qkv = layer.qkv.view.data,
+          .qkv_bias = layer.qkv_bias.view.data,
+          .q_norm = layer.q_norm.values(),
+          .k_norm = layer.k_norm.values(),
+          .o = layer.o.view.data,
+          .o_bias = layer.o_bias.view.data,
+          .post_attention_norm = layer.post_attention_norm.values(),
+          .gate_up = layer.gate_up.view.data,
+          .gate_up_bias = layer.gate_up_bias.view.data,
+          .down = layer.down.view.data,
+          .down_bias = layer.down_bias.view.data};
+}
 
 class CudaDecoder : public DeviceDecoder {
  public:
@@ -85,7 +87,8 @@ class CudaDecoder : public DeviceDecoder {
   }
   ~CudaDecoder() override { Synchronize(rank_.stream).IgnoreError(); }
 
-  absl::Status Load(const ModelSource& source, int rank, ThreadPool& threads);
+  absl::Status Load(const ModelSource& source, const std::vector<RankPartition>& partition,
+                    int rank, ThreadPool& threads);
 
   absl::Status Forward(const ForwardBatch& batch, const KvPool& pool,
                        const MatrixView& logits) override;
@@ -112,20 +115,9 @@ class CudaDecoder : public DeviceDecoder {
   absl::Status Launch(const StepSize& size, const KvPool& pool);
   absl::Status LaunchLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
                            const CudaAttentionBatch& batch);
-  absl::Status LaunchRowLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
-                              const CudaAttentionBatch& batch);
-  absl::Status LaunchHead(const StepSize& size);
-  bool RowProductsSupported() const;
-  bool UsesRowProducts(const StepSize& size) const {
-    return size.tokens == 1 && row_products_supported_;
-  }
-  bool AddsInProducts(const StepSize& size) const {
-    return UsesRowProducts(size) && rank_.nccl == nullptr;
-  }
-  GemvOperands NormedRow(const StepSize& size, const DeviceMatrix& norm) const;
-  absl::Status AddRow(const StepSize& size, int64_t sum, const MatrixView& x,
-                      const DeviceMatrix& weight, const DeviceMatrix& bias,
-                      const DeviceMatrix& next_norm, const MatrixView& normed);
+  absl::Status CreateRowStep(const std::vector<RankPartition>& partition);
+  RopeTable Rope() const;
+  absl::Status LaunchRowStep(const CudaAttentionBatch& batch);
   absl::Status LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
                                const MatrixView& attended, const KvCacheView& cache,
                                const CudaAttentionBatch& batch);
@@ -154,20 +146,20 @@ class CudaDecoder : public DeviceDecoder {
   DeviceMatrix head_;  // none: the embedding's rows
 
   std::unique_ptr<CudaLinear> linear_;
-  std::optional<Gemv> gemv_;
-  bool row_products_supported_ = false;
   std::optional<CudaContext> context_;
   CudaScratch scratch_;
   CudaInputs inputs_;
   CudaAttentionWorkspace workspace_;
   DeviceBuffer rope_cos_;  // float32 [max_model_len, R/2]; none with dynamic RoPE
   DeviceBuffer rope_sin_;
-  std::map<int64_t, Graph> graphs_;  // by batch size
+  std::optional<RowStep> row_step_;      // decode steps of one request, where it can make them
+  std::map<int64_t, CudaGraph> graphs_;  // by batch size
 };
 
-absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& threads) {
-  LOCKSTEP_ASSIGN_OR_RETURN(linear_, CudaLinear::Create(rank_.info.num_multiprocessors));
-  LOCKSTEP_ASSIGN_OR_RETURN(gemv_, Gemv::Create(rank_.info.num_multiprocessors));
+absl::Status CudaDecoder::Load(const ModelSource& source,
+                               const std::vector<RankPartition>& partition, int rank,
+                               ThreadPool& threads) {
+  LOCKSTEP_ASSIGN_OR_RETURN(linear_, CudaLinear::Create());
   context_.emplace(CudaContext{.stream = rank_.stream,
                                .num_multiprocessors = rank_.info.num_multiprocessors,
                                .linear = *linear_,
@@ -192,8 +184,8 @@ absl::Status CudaDecoder::Load(const ModelSource& source, int rank, ThreadPool& 
     LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
   }
   LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
-  row_products_supported_ = RowProductsSupported();
   LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable());
+  LOCKSTEP_RETURN_IF_ERROR(CreateRowStep(partition));
   return CreateInputs();
 }
 
@@ -327,6 +319,11 @@ absl::Status CudaDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
 
 // Warms every decode shape and captures it. COLLECTIVE: the ranks' sums are captured, too.
 absl::Status CudaDecoder::Prepare(const KvPool& pool) {
+  if (row_step_.has_value()) {
+    std::vector<KvCacheView> caches;
+    for (int64_t l = 0; l < config_.num_layers; ++l) caches.push_back(pool.Layer(l));
+    LOCKSTEP_RETURN_IF_ERROR(row_step_->SetCaches(caches, rank_.stream));
+  }
   if (!options_.graphs) return absl::OkStatus();
   absl::Status first_error;
   const int64_t largest =
@@ -345,7 +342,7 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
     LOCKSTEP_RETURN_IF_ERROR(Launch(size, pool));
     LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
     // A rank that has no memory for a graph still takes part in the sums of the next sizes.
-    Graph graph;
+    CudaGraph graph;
     const absl::Status captured = graph.Capture(rank_.stream, [&] { return Launch(size, pool); });
     if (captured.ok()) {
       graphs_[batch_size] = std::move(graph);
@@ -369,18 +366,12 @@ bool CudaDecoder::SumsInPeerMemory(const StepSize& size) const {
          size.tokens * config_.hidden_size * SizeOf(options_.dtype) <= rank_.peers->window_bytes();
 }
 
-// The windows alternate; the last sum takes the third one, because the next step begins with the
-// first.
-int WindowOf(int64_t sum, int64_t num_layers) {
-  return sum == 2 * num_layers ? 2 : static_cast<int>(sum % 2);
-}
-
 // Where this rank's part of a sum goes.
 MatrixView CudaDecoder::Partial(const StepSize& size, int64_t sum) const {
   MatrixView partial =
       View(sum == 0 ? scratch_.hidden : scratch_.delta, size.tokens, config_.hidden_size);
   if (SumsInPeerMemory(size)) {
-    partial.data = rank_.peers->window(WindowOf(sum, config_.num_layers));
+    partial.data = rank_.peers->window(WindowOfSum(sum, config_.num_layers));
   }
   return partial;
 }
@@ -393,7 +384,7 @@ absl::Status CudaDecoder::SumAndNorm(const StepSize& size, int64_t sum, const De
   const MatrixView hidden = View(scratch_.hidden, size.tokens, config_.hidden_size);
   const int32_t* const rows = sum == 2 * config_.num_layers ? inputs_.logits_rows() : nullptr;
   if (SumsInPeerMemory(size)) {
-    return SumAddRmsNorm(*rank_.peers, WindowOf(sum, config_.num_layers),
+    return SumAddRmsNorm(*rank_.peers, WindowOfSum(sum, config_.num_layers),
                          sum == 0 ? ResidualUse::kReplace : ResidualUse::kAdd, hidden, rows,
                          norm.values(), eps, out, context());
   }
@@ -411,103 +402,18 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(
       GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
-  if (!AddsInProducts(size)) {
-    LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
-                                        View(scratch_.normed, size.tokens, config_.hidden_size)));
+  if (row_step_.has_value() && size.tokens == 1 && size.logits_rows == 1) {
+    return LaunchRowStep(batch);
   }
+  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
+                                      View(scratch_.normed, size.tokens, config_.hidden_size)));
   for (int64_t l = 0; l < config_.num_layers; ++l) {
-    LOCKSTEP_RETURN_IF_ERROR(UsesRowProducts(size) ? LaunchRowLayer(l, pool.Layer(l), size, batch)
-                                                   : LaunchLayer(l, pool.Layer(l), size, batch));
+    LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(l, pool.Layer(l), size, batch));
   }
-  return LaunchHead(size);
-}
-
-// The logits of the last layer's normed rows.
-absl::Status CudaDecoder::LaunchHead(const StepSize& size) {
+  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
-  const MatrixView& weight = head_ ? head_.view : embedding_.view;
-  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
-  if (!UsesRowProducts(size) || size.logits_rows == 0) {
-    return Linear(last, weight, nullptr, logits, context());
-  }
-  GemvOperands head = AddsInProducts(size) ? NormedRow(size, final_norm_) : GemvOperands{.x = last};
-  head.weight = weight;
-  head.y = logits;
-  return gemv_->Run(head, rank_.stream, context().programmatic_launch);
-}
-
-bool CudaDecoder::RowProductsSupported() const {
-  const CudaLayer& layer = layers_[0];
-  const auto supported = [&](const DeviceBuffer& x, const DeviceMatrix& weight,
-                             const MatrixView& y) {
-    return Gemv::Supports({.x = View(x, 1, weight.view.cols), .weight = weight.view, .y = y});
-  };
-  const MatrixView hidden = View(scratch_.hidden, 1, config_.hidden_size);
-  const int64_t vocab = part_.vocab.size();
-  return supported(scratch_.hidden, layer.qkv, View(scratch_.qkv, 1, layer.qkv.view.rows)) &&
-         supported(scratch_.attended, layer.o, hidden) &&
-         supported(scratch_.hidden, layer.gate_up,
-                   View(scratch_.gate_up, 1, layer.gate_up.view.rows)) &&
-         supported(scratch_.activated, layer.down, hidden) &&
-         supported(scratch_.hidden, head_ ? head_ : embedding_,
-                   {scratch_.logits.data(), DType::kF32, 1, vocab, vocab});
-}
-
-// The normed residual stream of one row: as it is normed, or to be normed in the product.
-GemvOperands CudaDecoder::NormedRow(const StepSize& size, const DeviceMatrix& norm) const {
-  if (!AddsInProducts(size)) return {.x = View(scratch_.normed, 1, config_.hidden_size)};
-  return {.x = View(scratch_.hidden, 1, config_.hidden_size),
-          .norm_weight = norm.values(),
-          .norm_eps = static_cast<float>(config_.rms_norm_eps)};
-}
-
-// A row-parallel product: added to the residual stream, or this rank's part of a sum over ranks,
-// and that sum.
-absl::Status CudaDecoder::AddRow(const StepSize& size, int64_t sum, const MatrixView& x,
-                                 const DeviceMatrix& weight, const DeviceMatrix& bias,
-                                 const DeviceMatrix& next_norm, const MatrixView& normed) {
-  GemvOperands product{.x = x, .weight = weight.view, .bias = bias.view.data};
-  if (AddsInProducts(size)) {
-    product.output = GemvOutput::kAdd;
-    product.y = View(scratch_.hidden, 1, config_.hidden_size);
-    return gemv_->Run(product, rank_.stream, context().programmatic_launch);
-  }
-  product.y = Partial(size, sum);
-  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(product, rank_.stream, context().programmatic_launch));
-  return SumAndNorm(size, sum, next_norm, normed);
-}
-
-// As LaunchLayer, for a step of one row: what stands around its products is part of them.
-absl::Status CudaDecoder::LaunchRowLayer(int64_t l, const KvCacheView& cache, const StepSize& size,
-                                         const CudaAttentionBatch& batch) {
-  const CudaLayer& layer = layers_[l];
-  const bool programmatic = context().programmatic_launch;
-  const MatrixView qkv = View(scratch_.qkv, 1, q_cols() + 2 * kv_cols());
-  const MatrixView attended = View(scratch_.attended, 1, q_cols());
-  const MatrixView activated = View(scratch_.activated, 1, part_.intermediate.size());
-  const MatrixView normed = View(scratch_.normed, 1, config_.hidden_size);
-  const int64_t o_sum = 2 * l + 1;
-
-  GemvOperands in = NormedRow(size, layer.input_norm);
-  in.weight = layer.qkv.view;
-  in.bias = layer.qkv_bias.view.data;
-  in.y = qkv;
-  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(in, rank_.stream, programmatic));
-  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, batch));
-  LOCKSTEP_RETURN_IF_ERROR(
-      AddRow(size, o_sum, attended, layer.o, layer.o_bias, layer.post_attention_norm, normed));
-
-  GemvOperands up = NormedRow(size, layer.post_attention_norm);
-  up.weight = layer.gate_up.view;
-  up.bias = layer.gate_up_bias.view.data;
-  up.output = GemvOutput::kSwiGlu;
-  up.y = activated;
-  LOCKSTEP_RETURN_IF_ERROR(gemv_->Run(up, rank_.stream, programmatic));
-  const bool is_last = l + 1 == config_.num_layers;
-  return AddRow(size, o_sum + 1, activated, layer.down, layer.down_bias,
-                is_last ? final_norm_ : layers_[l + 1].input_norm,
-                is_last ? View(scratch_.last, size.logits_rows, config_.hidden_size) : normed);
+  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
 }
 
 // From the normed residual stream to that of the next layer, or to the rows whose logits are
@@ -546,17 +452,65 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
 absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
                                           const MatrixView& attended, const KvCacheView& cache,
                                           const CudaAttentionBatch& batch) {
-  const bool dynamic = config_.rope.type == RopeType::kDynamic;
-  const RopeTable rope{.cos = dynamic ? inputs_.cos() : rope_cos_.as<float>(),
-                       .sin = dynamic ? inputs_.sin() : rope_sin_.as<float>(),
-                       .rows = dynamic ? nullptr : inputs_.positions(),
-                       .rotary_dim = rope_.rotary_dim()};
   const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(),
                            static_cast<float>(config_.rms_norm_eps)};
-  LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, part_.query_heads.size(), head_norm, rope,
+  LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, part_.query_heads.size(), head_norm, Rope(),
                                            batch.slot_mapping, cache, context()));
   return layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv.stride}, cache,
                                  {attended.data, options_.dtype, attended.stride}, rank_.stream);
+}
+
+RopeTable CudaDecoder::Rope() const {
+  const bool dynamic = config_.rope.type == RopeType::kDynamic;
+  return {.cos = dynamic ? inputs_.cos() : rope_cos_.as<float>(),
+          .sin = dynamic ? inputs_.sin() : rope_sin_.as<float>(),
+          .rows = dynamic ? nullptr : inputs_.positions(),
+          .rotary_dim = rope_.rotary_dim()};
+}
+
+// Whether a step of one request can be one kernel is decided alike on all ranks: by what all of
+// them have. Where it cannot, the chain of kernels makes it, too.
+absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partition) {
+  absl::Status possible;
+  if (rank_.nccl != nullptr && rank_.peers == nullptr) {
+    possible = absl::UnimplementedError("the GPUs do not read each other's memory");
+  }
+  for (const RankPartition& part : partition) {
+    possible.Update(RowStep::Check(RowStepSizes(config_, part, options_)));
+  }
+  if (part_.query_heads.begin == 0) {  // rank 0
+    LogInfo(possible.ok() ? "decode steps of one request: one kernel"
+                          : absl::StrCat("decode steps of one request: a chain of kernels (",
+                                         absl::string_view(possible.message()), ")"));
+  }
+  if (!possible.ok()) return absl::OkStatus();
+  RowStepModel model = RowStepSizes(config_, part_, options_);
+  model.final_norm = final_norm_.values();
+  model.head = head_ ? head_.view.data : embedding_.view.data;
+  for (int64_t l = 0; l < config_.num_layers; ++l) {
+    model.layers.push_back(RowStepLayerOf(layers_[l]));
+    model.layers.back().sliding_window = static_cast<int32_t>(geometries_[l].sliding_window);
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      row_step_, RowStep::Create(model, rank_.peers, rank_.info.num_multiprocessors, rank_.stream));
+  return absl::OkStatus();
+}
+
+// Behind the gather of the embedding's row.
+absl::Status CudaDecoder::LaunchRowStep(const CudaAttentionBatch& batch) {
+  const StepSize size{.tokens = 1, .requests = 1, .logits_rows = 1};
+  if (rank_.nccl != nullptr) {  // the row is on one rank
+    LOCKSTEP_RETURN_IF_ERROR(
+        SumAndNorm(size, 0, layers_[0].input_norm, View(scratch_.normed, 1, config_.hidden_size)));
+  }
+  return row_step_->Launch({.hidden = scratch_.hidden.data(),
+                            .rope = Rope(),
+                            .seq_len = batch.seq_lens,
+                            .block_tables = batch.block_tables,
+                            .table_row = batch.table_rows,
+                            .slot = batch.slot_mapping,
+                            .logits = scratch_.logits.as<float>()},
+                           rank_.stream);
 }
 
 }  // namespace
@@ -572,7 +526,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> LoadCudaDecoder(
                             RotaryEmbedding::Create(config.rope, config.head_dim));
   auto decoder = std::make_unique<CudaDecoder>(config, partition[static_cast<size_t>(rank)],
                                                options, context, std::move(rope));
-  LOCKSTEP_RETURN_IF_ERROR(decoder->Load(source, rank, threads));
+  LOCKSTEP_RETURN_IF_ERROR(decoder->Load(source, partition, rank, threads));
   return std::unique_ptr<Decoder>(std::move(decoder));
 }
 

@@ -7,7 +7,6 @@
 #include <map>
 #include <tuple>
 
-#include "model/cuda_skinny.h"
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {
@@ -35,13 +34,6 @@ cudaDataType_t DataType(DType dtype) {
   }
   return CUDA_R_32F;
 }
-
-// LinearPath::kAuto gives products of up to so many rows to the kernel for few rows. 0: none. On an
-// H200 (cuda_ops_bench) that kernel is as fast as cuBLASLt, and with an early start 5 to 10% faster
-// for the layers' products of Qwen2.5-7B at 1 to 8 rows; but a whole decode step on one GPU
-// took 5.2 ms with it, and 4.7 with cuBLASLt and an earlier decode attention: the two were not told
-// apart.
-constexpr int64_t kAutoSkinnyRows = 0;
 
 // Numbers of rows that share an algorithm: the largest of them, for which it is chosen. Each number
 // of a small batch has its own.
@@ -139,16 +131,14 @@ class Preference {
 
 class CudaLinear::Impl {
  public:
-  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, const SkinnyLinear& skinny)
-      : handle_(handle), workspace_(std::move(workspace)), skinny_(skinny) {}
+  Impl(cublasLtHandle_t handle, DeviceBuffer workspace)
+      : handle_(handle), workspace_(std::move(workspace)) {}
   ~Impl() { cublasLtDestroy(handle_); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  const SkinnyLinear& skinny() const { return skinny_; }
-
-  absl::Status RunCublasLt(const MatrixView& x, const MatrixView& weight, const void* bias,
-                           const MatrixView& y, CudaStream stream);
+  absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
+                   const MatrixView& y, CudaStream stream);
 
  private:
   absl::StatusOr<Plan*> PlanOf(const PlanKey& key, const void* bias);
@@ -157,7 +147,6 @@ class CudaLinear::Impl {
 
   cublasLtHandle_t handle_;
   DeviceBuffer workspace_;
-  const SkinnyLinear skinny_;
   std::map<PlanKey, Plan> plans_;
 };
 
@@ -199,9 +188,8 @@ cublasStatus_t CudaLinear::Impl::Multiply(Plan* plan, const MatrixView& x, const
                         workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream);
 }
 
-absl::Status CudaLinear::Impl::RunCublasLt(const MatrixView& x, const MatrixView& weight,
-                                           const void* bias, const MatrixView& y,
-                                           CudaStream stream) {
+absl::Status CudaLinear::Impl::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
+                                   const MatrixView& y, CudaStream stream) {
   // The distance of one row from the next is of no matter where there is one.
   PlanKey key = {RowBucket(x.rows),
                  weight.rows,
@@ -227,16 +215,13 @@ absl::Status CudaLinear::Impl::RunCublasLt(const MatrixView& x, const MatrixView
   return CublasStatus(code, "cublasLtMatmul");
 }
 
-absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int num_multiprocessors,
-                                                               int64_t workspace_bytes) {
-  LOCKSTEP_CHECK(num_multiprocessors > 0);
+absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int64_t workspace_bytes) {
   LOCKSTEP_ASSIGN_OR_RETURN(DeviceBuffer workspace,
                             DeviceBuffer::Create(workspace_bytes, "workspace of products"));
-  LOCKSTEP_ASSIGN_OR_RETURN(const SkinnyLinear skinny, SkinnyLinear::Create(num_multiprocessors));
   cublasLtHandle_t handle = nullptr;
   LOCKSTEP_CUBLAS(cublasLtCreate(&handle));
   return std::unique_ptr<CudaLinear>(
-      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace), skinny)));
+      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace))));
 }
 
 CudaLinear::CudaLinear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -260,23 +245,12 @@ absl::Status CudaLinear::Prepare(const LinearShape& shape, CudaStream stream) {
 }
 
 absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                             const MatrixView& y, CudaStream stream, bool programmatic_launch,
-                             LinearPath path) {
+                             const MatrixView& y, CudaStream stream) {
   LOCKSTEP_CHECK(x.cols == weight.cols && y.cols == weight.rows && y.rows == x.rows);
   LOCKSTEP_CHECK(x.dtype == weight.dtype && (y.dtype == x.dtype || y.dtype == DType::kF32));
   LOCKSTEP_CHECK(x.cols > 0);
   if (y.rows == 0 || y.cols == 0) return absl::OkStatus();
-  const bool supported = SkinnyLinear::Supports(x, weight, y);
-  if (path == LinearPath::kSkinny && !supported) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "the kernel for few rows does not take a product [%d, %d] x [%d, %d]^T of %s", x.rows,
-        x.cols, weight.rows, weight.cols, Name(x.dtype)));
-  }
-  const bool automatic = path == LinearPath::kAuto && x.rows <= kAutoSkinnyRows;
-  if (supported && (path == LinearPath::kSkinny || automatic)) {
-    return impl_->skinny().Run(x, weight, bias, y, stream, programmatic_launch);
-  }
-  return impl_->RunCublasLt(x, weight, bias, y, stream);
+  return impl_->Run(x, weight, bias, y, stream);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Products of activations and weights on one GPU: cuBLASLt, and kernels of our own for few rows.
+// Products of activations and weights on one GPU, by cuBLASLt.
 //
 // Products are added in float32; float32 operands are not rounded to TF32, and partial sums of a
 // product that is split along K are kept in float32. Unlike on the CPU, a row's bits may depend on
@@ -29,20 +29,13 @@ struct LinearShape {
   bool has_bias = false;
 };
 
-// Who computes it: kAuto takes what was measured to be faster (cuda_linear.cc, kAutoSkinnyRows).
-enum class LinearPath {
-  kAuto,  // the faster one
-  kCublasLt,
-  kSkinny,  // cuda_skinny.h: T <= 16, K % 8 == 0, 16-bit operands; other products are refused
-};
-
 class CudaLinear {
  public:
   static constexpr int64_t kDefaultWorkspaceBytes = int64_t{64} << 20;
 
   // For the selected device. Allocates the workspace; nothing is allocated on the device later.
   static absl::StatusOr<std::unique_ptr<CudaLinear>> Create(
-      int num_multiprocessors, int64_t workspace_bytes = kDefaultWorkspaceBytes);
+      int64_t workspace_bytes = kDefaultWorkspaceBytes);
   ~CudaLinear();
   CudaLinear(const CudaLinear&) = delete;
   CudaLinear& operator=(const CudaLinear&) = delete;
@@ -58,10 +51,8 @@ class CudaLinear {
   //
   // Launches on `stream`; neither waits nor allocates device memory. May be captured in a graph
   // when a product of this shape ran before. InvalidArgument when cuBLASLt has no algorithm.
-  // programmatic_launch: see CudaContext; the library's own kernels do not use it.
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream, bool programmatic_launch = false,
-                   LinearPath path = LinearPath::kAuto);
+                   const MatrixView& y, CudaStream stream);
 
  private:
   class Impl;

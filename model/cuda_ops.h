@@ -36,7 +36,7 @@ struct CudaContext {
 // y may be float32 whatever x and weight are.
 inline absl::Status Linear(const MatrixView& x, const MatrixView& weight, const void* bias,
                            const MatrixView& y, const CudaContext& context) {
-  return context.linear.Run(x, weight, bias, y, context.stream, context.programmatic_launch);
+  return context.linear.Run(x, weight, bias, y, context.stream);
 }
 
 // out[t] = table[ids[t] - vocab.begin] where ids[t] is in `vocab`, else zeros. ids int32 [T], table

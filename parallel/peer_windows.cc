@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kArrivalsBytes = int64_t{kMaxPeers} * kMaxPeerBlocks * sizeof(uint32_t);
 constexpr int64_t kMeetingsBytes = int64_t{kMaxPeerBlocks} * sizeof(uint32_t);
+constexpr int64_t kStepArrivalsBytes = 128;  // a line of its own
 // What is exported is whole pages of the GPU's memory, so nothing else lies in them.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 
@@ -45,8 +46,8 @@ absl::Status PeerWindows::Allocate(int rank, int size, int64_t window_bytes) {
   addresses_.rank = rank;
   addresses_.size = size;
   addresses_.window_bytes = window_bytes;
-  const int64_t bytes =
-      RoundUp(FlagsOffset(window_bytes) + kArrivalsBytes + kMeetingsBytes, kPageBytes);
+  const int64_t bytes = RoundUp(
+      FlagsOffset(window_bytes) + kArrivalsBytes + kMeetingsBytes + kStepArrivalsBytes, kPageBytes);
   LOCKSTEP_CUDA(cudaMalloc(&own_, static_cast<size_t>(bytes)));
   LOCKSTEP_CUDA(cudaMemset(own_, 0, static_cast<size_t>(bytes)));
   LOCKSTEP_CUDA(cudaDeviceSynchronize());
@@ -79,6 +80,8 @@ absl::Status PeerWindows::Open(Communicator& host) {
   for (int rank = 0; rank < addresses_.size; ++rank) {
     addresses_.arrivals[rank] = reinterpret_cast<uint32_t*>(addresses_.windows[rank] +
                                                             FlagsOffset(addresses_.window_bytes));
+    addresses_.step_arrivals[rank] =
+        addresses_.arrivals[rank] + kMaxPeers * kMaxPeerBlocks + kMaxPeerBlocks;
   }
   addresses_.meetings = addresses_.arrivals[addresses_.rank] + kMaxPeers * kMaxPeerBlocks;
   // Nobody's kernel comes before everybody's counters are zero and mapped.

@@ -32,9 +32,18 @@ struct PeerAddresses {
   char* windows[kMaxPeers] = {};       // the first window of each rank
   uint32_t* arrivals[kMaxPeers] = {};  // of each rank: [kMaxPeers][kMaxPeerBlocks], by who arrived
   uint32_t* meetings = nullptr;        // [kMaxPeerBlocks]: how often each block has met its peers
-  const uint32_t* abort = nullptr;     // page-locked host memory; not 0: wait no more
+  // Of each rank, one counter: for kernels whose blocks all meet, of all ranks.
+  uint32_t* step_arrivals[kMaxPeers] = {};
+  const uint32_t* abort = nullptr;  // page-locked host memory; not 0: wait no more
   int64_t window_bytes = 0;
 };
+
+// The window of sum number `sum` of a step of L layers, which has 2L + 1: of the embedding, and in
+// each layer of o and of down. They alternate; the last takes the third, because the next step
+// begins with the first.
+inline int WindowOfSum(int64_t sum, int64_t num_layers) {
+  return sum == 2 * num_layers ? 2 : static_cast<int>(sum % 2);
+}
 
 class PeerWindows {
  public:

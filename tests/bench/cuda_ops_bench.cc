@@ -1,13 +1,11 @@
 // Products and operators on the GPU beside what its memory and tensor cores can do.
 //
-//   cuda_ops_bench [step] [ops] [linear] [tune]        default: all but the last
+//   cuda_ops_bench [step] [ops] [linear]        default: all
 //
-// linear  Qwen2.5-7B's products on 1 and 2 GPUs: the kernel for few rows and cuBLASLt, bfloat16
+// linear  Qwen2.5-7B's products on 1 and 2 GPUs, bfloat16
 // ops     the operators between them
 // step    all products and operators of a decode step but attention and sums over ranks, one after
-//         the other, with and without programmatic launches; of one row also with the operators in
-//         the products
-// tune    the kernel for few rows in several sizes of its parts
+//         the other, with and without programmatic launches
 //
 // Each number is the median of graph launches in which the same work is done many times, each time
 // on other weights, all of them together far larger than the L2 cache. The floor is what takes
@@ -26,9 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "model/cuda_gemv.h"
 #include "model/cuda_ops.h"
-#include "model/cuda_skinny.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +57,7 @@ class Bench {
     const CudaDeviceInfo info = OrDie(SelectCudaDevice(0));
     stream_ = OrDie(OwnedCudaStream::Create());
     num_multiprocessors_ = info.num_multiprocessors;
-    linear_ = OrDie(CudaLinear::Create(num_multiprocessors_));
+    linear_ = OrDie(CudaLinear::Create());
     std::printf("%s, %d multiprocessors\n", info.name.c_str(), num_multiprocessors_);
   }
 
@@ -149,32 +145,8 @@ double FloorSeconds(double bytes, double flops) {
   return std::max(bytes / kReadBytesPerSecond, flops / kFlopsPerSecond);
 }
 
-// Largest difference between the two ways to compute it, in units of the largest result.
-double LargestDifference(Bench& bench, const MatrixView& x, const MatrixView& w, const void* bias,
-                         const MatrixView& y) {
-  std::vector<std::vector<float>> results;
-  for (const LinearPath path : {LinearPath::kSkinny, LinearPath::kCublasLt}) {
-    std::vector<char> bytes(y.rows * y.cols * SizeOf(y.dtype));
-    const int64_t size = static_cast<int64_t>(bytes.size());
-    OrDie(FillBytesAsync(y.data, 0xff, size, bench.stream()));
-    OrDie(bench.linear().Run(x, w, bias, y, bench.stream(), false, path));
-    OrDie(CopyAsync(bytes.data(), y.data, size, bench.stream()));
-    OrDie(Synchronize(bench.stream()));
-    results.emplace_back(y.rows * y.cols);
-    Convert(y.dtype, bytes.data(), DType::kF32, results.back().data(), y.rows * y.cols);
-  }
-  float largest = 0, difference = 0;
-  for (size_t i = 0; i < results[0].size(); ++i) {
-    largest = std::max(largest, std::abs(results[1][i]));
-    const float apart = std::abs(results[0][i] - results[1][i]);
-    difference = std::isnan(apart) ? INFINITY : std::max(difference, apart);
-  }
-  return difference / largest;
-}
-
 void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const DeviceBuffer& weights,
                   const DeviceBuffer& xs, const DeviceBuffer& ys, const DeviceBuffer& biases) {
-  const Gemv gemv = OrDie(Gemv::Create(bench.Context(false).num_multiprocessors));
   const int64_t weight_bytes = product.n * product.k * 2;
   const int64_t copies = weights.size_bytes() / weight_bytes;
   const void* bias = product.has_bias ? biases.data() : nullptr;
@@ -190,32 +162,12 @@ void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const Dev
         FloorSeconds(static_cast<double>(weight_bytes + rows * product.k * 2 + y_bytes),
                      2.0 * static_cast<double>(rows * product.n) * static_cast<double>(product.k));
     const int count = static_cast<int>(std::clamp(2e-3 / floor, 3.0, 200.0));
-    const auto seconds = [&](LinearPath path, bool programmatic) {
-      return bench.Seconds(count, [&](int i) {
-        return bench.linear().Run(x, weight(i), bias, y, bench.stream(), programmatic, path);
-      });
-    };
+    const double time = bench.Seconds(
+        count, [&](int i) { return bench.linear().Run(x, weight(i), bias, y, bench.stream()); });
     std::printf("%-8s tp%d %6d x %5d, T %4d, floor %8.1f us | ", product.name,
                 static_cast<int>(ranks), static_cast<int>(product.n), static_cast<int>(product.k),
                 static_cast<int>(rows), floor * 1e6);
-    const auto print = [&](const char* name, double time) {
-      std::printf("%s %8.1f us %3.0f%% | ", name, time * 1e6, 100 * floor / time);
-    };
-    print("cuBLASLt", seconds(LinearPath::kCublasLt, false));
-    if (rows <= SkinnyLinear::kMaxRows) {
-      print("few rows", seconds(LinearPath::kSkinny, false));
-      print("programmatic", seconds(LinearPath::kSkinny, true));
-      std::printf("apart %.1e", LargestDifference(bench, x, weight(0), bias, y));
-    }
-    for (const bool programmatic : {false, true}) {
-      if (rows != 1) continue;
-      const double time = bench.Seconds(count, [&](int i) {
-        return gemv.Run({.x = x, .weight = weight(i), .bias = bias, .y = y}, bench.stream(),
-                        programmatic);
-      });
-      print(programmatic ? " one row, programmatic" : " | one row", time);
-    }
-    std::printf("\n");
+    std::printf("%8.1f us %3.0f%%\n", time * 1e6, 100 * floor / time);
     std::fflush(stdout);
   }
 }
@@ -228,48 +180,6 @@ void BenchLinear(Bench& bench) {
   for (const int64_t ranks : {1, 2}) {
     for (const Product& product : ProductsOf(ranks)) {
       BenchProduct(bench, product, ranks, weights, xs, ys, biases);
-    }
-  }
-}
-
-void BenchTune(Bench& bench) {
-  const SkinnyLinear skinny = OrDie(SkinnyLinear::Create(bench.Context(false).num_multiprocessors));
-  const DeviceBuffer weights = bench.Random(int64_t{4} << 30, 0.03f);
-  const DeviceBuffer xs = bench.Random(SkinnyLinear::kMaxRows * kInner * 2, 1);
-  const DeviceBuffer ys = bench.Random(SkinnyLinear::kMaxRows * kVocab * 4, 1);
-  const SkinnyTuning tunings[] = {{},
-                                  {.shared_kib = 224},
-                                  {.stage_cols = 256},
-                                  {.stage_cols = 512},
-                                  {.shared_kib = 224, .stage_cols = 512},
-                                  {.max_tile_rows = 16},
-                                  {.shared_kib = 224, .max_tile_rows = 16},
-                                  {.l2_promotion_bytes = 128},
-                                  {.l2_promotion_bytes = 0}};
-  for (const int64_t ranks : {1, 2}) {
-    for (const Product& product : ProductsOf(ranks)) {
-      for (const int64_t rows : {1, 8, 16}) {
-        const int64_t weight_bytes = product.n * product.k * 2;
-        const int64_t copies = weights.size_bytes() / weight_bytes;
-        const double floor = FloorSeconds(static_cast<double>(weight_bytes), 0);
-        const int count = static_cast<int>(std::clamp(2e-3 / floor, 3.0, 200.0));
-        std::printf("%-8s tp%d T %2d, floor %6.1f |", product.name, static_cast<int>(ranks),
-                    static_cast<int>(rows), floor * 1e6);
-        for (const SkinnyTuning& tuning : tunings) {
-          const double time = bench.Seconds(count, [&](int i) {
-            return skinny.Run(
-                Matrix(xs.data(), rows, product.k),
-                Matrix(weights.as<char>() + i % copies * weight_bytes, product.n, product.k),
-                nullptr, Matrix(ys.data(), rows, product.n, product.out_dtype), bench.stream(),
-                true, tuning);
-          });
-          std::printf(" %dK %dc %dr L%d: %.1f us %.0f%% |", tuning.shared_kib, tuning.stage_cols,
-                      tuning.max_tile_rows, tuning.l2_promotion_bytes, time * 1e6,
-                      100 * floor / time);
-        }
-        std::printf("\n");
-        std::fflush(stdout);
-      }
     }
   }
 }
@@ -405,7 +315,7 @@ class Step {
   }
   int64_t weight_bytes() const { return weight_bytes_; }
 
-  absl::Status Run(const CudaContext& context, LinearPath path) {
+  absl::Status Run(const CudaContext& context) {
     next_ = weights_.as<char>();
     const int64_t heads = kHeads / ranks_;
     const float* floats = floats_.as<const float>();
@@ -418,63 +328,26 @@ class Step {
     MatrixView queries = qkv;  // in place of what attention makes of them
     queries.cols = products_[1].k;
     for (int64_t layer = 0; layer < kLayers; ++layer) {
-      LOCKSTEP_RETURN_IF_ERROR(Multiply(0, normed, qkv, context, path));
+      LOCKSTEP_RETURN_IF_ERROR(Multiply(0, normed, qkv, context));
       LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, heads, {}, {floats, floats, nullptr, kHeadDim},
                                                slots_.get(), slots_.cache(), context));
-      LOCKSTEP_RETURN_IF_ERROR(Multiply(1, queries, delta, context, path));
+      LOCKSTEP_RETURN_IF_ERROR(Multiply(1, queries, delta, context));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(hidden, delta, floats, 1e-6f, normed, context));
-      LOCKSTEP_RETURN_IF_ERROR(Multiply(2, normed, gate_up, context, path));
+      LOCKSTEP_RETURN_IF_ERROR(Multiply(2, normed, gate_up, context));
       LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, inner, context));
-      LOCKSTEP_RETURN_IF_ERROR(Multiply(3, inner, delta, context, path));
+      LOCKSTEP_RETURN_IF_ERROR(Multiply(3, inner, delta, context));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(hidden, delta, floats, 1e-6f, normed, context));
     }
-    return Multiply(4, normed, Matrix(logits_.data(), rows_, products_[4].n, DType::kF32), context,
-                    path);
-  }
-
-  // Of one row, with the operators around the products in them.
-  absl::Status RunRow(const Gemv& gemv, const CudaContext& context) {
-    next_ = weights_.as<char>();
-    const float* floats = floats_.as<const float>();
-    const MatrixView hidden = Matrix(hidden_.data(), 1, kHidden);
-    const MatrixView qkv = Matrix(qkv_.data(), 1, products_[0].n);
-    const MatrixView inner = Matrix(inner_.data(), 1, products_[3].k);
-    const MatrixView logits = Matrix(logits_.data(), 1, products_[4].n, DType::kF32);
-    MatrixView queries = qkv;
-    queries.cols = queries.stride = products_[1].k;
-    const auto multiply = [&](int product, GemvOperands operands) {
-      operands.weight = Matrix(next_, products_[product].n, products_[product].k);
-      next_ += operands.weight.rows * operands.weight.cols * 2;
-      operands.bias = products_[product].has_bias ? floats_.data() : nullptr;
-      return gemv.Run(operands, context.stream, context.programmatic_launch);
-    };
-    GemvOperands normed{.x = hidden, .norm_weight = floats, .norm_eps = 1e-6f};
-    for (int64_t layer = 0; layer < kLayers; ++layer) {
-      normed.y = qkv;
-      normed.output = GemvOutput::kStore;
-      LOCKSTEP_RETURN_IF_ERROR(multiply(0, normed));
-      LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, kHeads / ranks_, {},
-                                               {floats, floats, nullptr, kHeadDim}, slots_.get(),
-                                               slots_.cache(), context));
-      LOCKSTEP_RETURN_IF_ERROR(
-          multiply(1, {.x = queries, .output = GemvOutput::kAdd, .y = hidden}));
-      normed.y = inner;
-      normed.output = GemvOutput::kSwiGlu;
-      LOCKSTEP_RETURN_IF_ERROR(multiply(2, normed));
-      LOCKSTEP_RETURN_IF_ERROR(multiply(3, {.x = inner, .output = GemvOutput::kAdd, .y = hidden}));
-    }
-    normed.y = logits;
-    normed.output = GemvOutput::kStore;
-    return multiply(4, normed);
+    return Multiply(4, normed, Matrix(logits_.data(), rows_, products_[4].n, DType::kF32), context);
   }
 
  private:
   absl::Status Multiply(int product, const MatrixView& x, const MatrixView& y,
-                        const CudaContext& context, LinearPath path) {
+                        const CudaContext& context) {
     const MatrixView weight = Matrix(next_, products_[product].n, products_[product].k);
     next_ += weight.rows * weight.cols * 2;
     return context.linear.Run(x, weight, products_[product].has_bias ? floats_.data() : nullptr, y,
-                              context.stream, context.programmatic_launch, path);
+                              context.stream);
   }
 
   int64_t ranks_, rows_;
@@ -486,27 +359,16 @@ class Step {
 };
 
 void BenchStep(Bench& bench) {
-  const Gemv gemv = OrDie(Gemv::Create(bench.Context(false).num_multiprocessors));
   for (const int64_t ranks : {1, 2}) {
     for (const int64_t rows : {1, 8, 16}) {
       Step step(bench, ranks, rows);
       const double floor = FloorSeconds(static_cast<double>(step.weight_bytes()), 0);
       std::printf("step tp%d, T %2d, floor %.3f ms", static_cast<int>(ranks),
                   static_cast<int>(rows), floor * 1e3);
-      for (const auto& [name, path, programmatic] :
-           {std::tuple{"few rows, programmatic", LinearPath::kSkinny, true},
-            {"few rows", LinearPath::kSkinny, false},
-            {"cuBLASLt", LinearPath::kCublasLt, false},
-            {"cuBLASLt, programmatic", LinearPath::kCublasLt, true}}) {
+      for (const bool programmatic : {false, true}) {
         const CudaContext context = bench.Context(programmatic);
-        const double time = bench.Seconds(1, [&](int) { return step.Run(context, path); });
-        std::printf(" | %s %.3f ms %.0f%%", name, time * 1e3, 100 * floor / time);
-      }
-      for (const bool programmatic : {true, false}) {
-        if (rows != 1) continue;
-        const CudaContext context = bench.Context(programmatic);
-        const double time = bench.Seconds(1, [&](int) { return step.RunRow(gemv, context); });
-        std::printf(" | one row%s %.3f ms %.0f%%", programmatic ? ", programmatic" : "", time * 1e3,
+        const double time = bench.Seconds(1, [&](int) { return step.Run(context); });
+        std::printf(" | %s %.3f ms %.0f%%", programmatic ? "programmatic" : "plain", time * 1e3,
                     100 * floor / time);
       }
       std::printf("\n");
@@ -519,12 +381,11 @@ int Main(int argc, char** argv) {
   const struct {
     const char* name;
     void (*run)(Bench&);
-  } parts[] = {
-      {"step", BenchStep}, {"ops", BenchOps}, {"linear", BenchLinear}, {"tune", BenchTune}};
+  } parts[] = {{"step", BenchStep}, {"ops", BenchOps}, {"linear", BenchLinear}};
   for (int i = 1; i < argc; ++i) {
     if (std::none_of(std::begin(parts), std::end(parts),
                      [&](const auto& part) { return std::strcmp(part.name, argv[i]) == 0; })) {
-      std::fprintf(stderr, "usage: cuda_ops_bench [step] [ops] [linear] [tune]\n");
+      std::fprintf(stderr, "usage: cuda_ops_bench [step] [ops] [linear]\n");
       return 2;
     }
   }
@@ -532,7 +393,7 @@ int Main(int argc, char** argv) {
   for (const auto& part : parts) {
     const bool named = std::any_of(
         argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, part.name) == 0; });
-    if (named || (argc == 1 && part.run != BenchTune)) part.run(bench);
+    if (named || argc == 1) part.run(bench);
   }
   return 0;
 }

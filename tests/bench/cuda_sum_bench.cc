@@ -57,7 +57,7 @@ double MicrosecondsASum(CudaStream stream, const std::function<absl::Status(int)
 void Run() {
   const CudaBinding binding = VALUE_OR_ABORT(BindCudaDevice(*job));
   const OwnedCudaStream stream = VALUE_OR_ABORT(OwnedCudaStream::Create());
-  const auto linear = VALUE_OR_ABORT(CudaLinear::Create(binding.info.num_multiprocessors));
+  const auto linear = VALUE_OR_ABORT(CudaLinear::Create());
   const auto nccl = VALUE_OR_ABORT(NcclCommunicator::Create(*job, binding.device));
   constexpr int64_t kMaxRows = 1024, kBytes = kMaxRows * kHidden * 2;
   const auto peers = VALUE_OR_ABORT(PeerWindows::Create(*job, kBytes));

@@ -1,4 +1,4 @@
-// Products on the GPU against double precision: cuBLASLt's and ours, and what a step makes of them,
+// Products on the GPU against double precision: cuBLASLt's, and what a step makes of them,
 // captured in a graph.
 #include "model/cuda_linear.h"
 
@@ -19,13 +19,11 @@ struct Shape {
 
 class CudaLinearTest : public CudaTest {
  protected:
-  // y of random operands, checked, by `path`, with and without a bias.
-  void Check(const Shape& shape, DType dtype, DType out_dtype, LinearPath path,
-             bool programmatic = false);
+  // y of random operands, checked, with and without a bias.
+  void Check(const Shape& shape, DType dtype, DType out_dtype);
 };
 
-void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype, LinearPath path,
-                           bool programmatic) {
+void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype) {
   SCOPED_TRACE(absl::StrFormat("[%d, %d] x [%d, %d]^T of %s to %s, gap %d, offset %d", shape.rows,
                                shape.k, shape.n, shape.k, Name(dtype), Name(out_dtype), shape.gap,
                                shape.offset));
@@ -54,7 +52,7 @@ void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype, Lin
   for (const bool has_bias : {false, true}) {
     y.Poison(stream());
     EXPECT_STATUS_OK(linear().Run(x.view(), weight.view(), has_bias ? bias.view().data : nullptr,
-                                  y.view(), stream(), programmatic, path));
+                                  y.view(), stream()));
     y.Download(stream());
     for (int64_t t = 0; t < shape.rows; ++t) {
       for (int64_t c = 0; c < shape.n; ++c) {
@@ -84,8 +82,8 @@ TEST_F(CudaLinearTest, CublasLtMatchesDoublePrecision) {
                                {150, 264, 128},
                                {300, 64, 512, 8},
                                {5, 2, 4000}}) {
-      Check(shape, dtype, dtype, LinearPath::kCublasLt);
-      if (dtype != DType::kF32) Check(shape, dtype, DType::kF32, LinearPath::kCublasLt);
+      Check(shape, dtype, dtype);
+      if (dtype != DType::kF32) Check(shape, dtype, DType::kF32);
       if (HasFailure()) return;
     }
   }
@@ -95,104 +93,10 @@ TEST_F(CudaLinearTest, CublasLtTakesOddWidthsAndUnalignedRows) {
   for (const DType dtype : kTypes) {
     for (const Shape& shape :
          {Shape{3, 7, 33}, {1, 5, 31}, {20, 66, 50, 2}, {9, 64, 64, 0, 1}, {2, 31, 100, 1}}) {
-      Check(shape, dtype, dtype, LinearPath::kCublasLt);
+      Check(shape, dtype, dtype);
       if (HasFailure()) return;
     }
   }
-}
-
-// Of the kernel for few rows: every number of rows, shares of one row to several tiles, one stage
-// and many, with a shorter last one.
-TEST_F(CudaLinearTest, SkinnyMatchesDoublePrecision) {
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const bool programmatic : {false, true}) {
-      for (int64_t rows = 1; rows <= 16; ++rows) {
-        Check({rows, 133, 160}, dtype, dtype, LinearPath::kSkinny, programmatic);
-      }
-      for (const Shape& shape : {Shape{1, 1, 32},
-                                 {1, 5, 4128},
-                                 {16, 3, 2048},
-                                 {2, 131, 64, 8},
-                                 {4, 132, 96},
-                                 {8, 264, 992, 16},
-                                 {9, 700, 512},
-                                 {1, 3584, 1792},
-                                 {3, 4300, 544},
-                                 {16, 4608, 288},
-                                 {7, 9240, 128},
-                                 {16, 9471, 160, 8, 8},
-                                 {1, 2304, 3584},
-                                 {13, 700, 4864},
-                                 {1, 37888, 96},
-                                 {3, 50, 8},
-                                 {6, 2300, 1000},
-                                 {12, 140, 2312},
-                                 {5, 1025, 1024}}) {
-        Check(shape, dtype, dtype, LinearPath::kSkinny, programmatic);
-        Check(shape, dtype, DType::kF32, LinearPath::kSkinny, programmatic);
-        if (HasFailure()) return;
-      }
-    }
-  }
-}
-
-TEST_F(CudaLinearTest, SkinnyRowsBitsDependOnTheRowAlone) {
-  const int64_t n = 4700, k = 1056;
-  CudaMatrix x(16, k, DType::kBF16), weight(n, k, DType::kBF16);
-  CudaMatrix y(16, n, DType::kBF16), one(1, n, DType::kBF16);
-  x.Fill(24, stream());
-  weight.Fill(25, stream(), 0.1f);
-  std::vector<std::string> rows;
-  for (int64_t t = 0; t < 16; ++t) {
-    MatrixView row = x.view();
-    row.data = row.row<BF16>(t);
-    row.rows = 1;
-    EXPECT_STATUS_OK(linear().Run(row, weight.view(), nullptr, one.view(), stream(), false,
-                                  LinearPath::kSkinny));
-    one.Download(stream());
-    rows.push_back(one.RowBits(0));
-  }
-  for (int64_t count = 2; count <= 16; ++count) {
-    MatrixView some = x.view(), some_y = y.view();
-    some.rows = some_y.rows = count;
-    EXPECT_STATUS_OK(
-        linear().Run(some, weight.view(), nullptr, some_y, stream(), false, LinearPath::kSkinny));
-    y.Download(stream());
-    for (int64_t t = 0; t < count; ++t) {
-      ASSERT_TRUE(y.RowBits(t) == rows[t]) << "row " << t << " of " << count;
-    }
-  }
-}
-
-TEST_F(CudaLinearTest, SkinnyKeepsNaNToItsRowAndColumn) {
-  const int64_t n = 300, k = 256;
-  CudaMatrix x(3, k, DType::kBF16), weight(n, k, DType::kBF16), y(3, n, DType::kF32);
-  x.Fill(26, stream());
-  weight.Fill(27, stream());
-  x.Set(1, 200, NAN);
-  weight.Set(7, 3, INFINITY);
-  x.Upload(stream());
-  weight.Upload(stream());
-  EXPECT_STATUS_OK(linear().Run(x.view(), weight.view(), nullptr, y.view(), stream(), false,
-                                LinearPath::kSkinny));
-  y.Download(stream());
-  for (int64_t t = 0; t < 3; ++t) {
-    for (int64_t c = 0; c < n; ++c) {
-      ASSERT_EQ(std::isfinite(y.At(t, c)), t != 1 && c != 7) << t << ", " << c;
-    }
-  }
-}
-
-TEST_F(CudaLinearTest, RefusesWhatTheKernelForFewRowsDoesNotTake) {
-  CudaMatrix x(17, 64, DType::kBF16), weight(8, 64, DType::kBF16), y(17, 8, DType::kBF16);
-  const auto run = [&](MatrixView a, MatrixView b, MatrixView c) {
-    return linear().Run(a, b, nullptr, c, stream(), false, LinearPath::kSkinny).code();
-  };
-  EXPECT_EQ(run(x.view(), weight.view(), y.view()), absl::StatusCode::kInvalidArgument);
-  CudaMatrix odd(4, 33, DType::kBF16), odd_weight(8, 33, DType::kBF16), few(4, 8, DType::kBF16);
-  EXPECT_EQ(run(odd.view(), odd_weight.view(), few.view()), absl::StatusCode::kInvalidArgument);
-  CudaMatrix shifted(4, 64, DType::kBF16, 0, 1);
-  EXPECT_EQ(run(shifted.view(), weight.view(), few.view()), absl::StatusCode::kInvalidArgument);
 }
 
 // A layer's worth of dependent operators: each reads what the one before wrote, and writes over

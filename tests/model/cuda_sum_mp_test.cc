@@ -32,7 +32,7 @@ class SumTest : public testing::Test {
     const CudaBinding binding = VALUE_OR_ABORT(BindCudaDevice(*job));
     num_multiprocessors_ = binding.info.num_multiprocessors;
     stream_ = VALUE_OR_ABORT(OwnedCudaStream::Create());
-    linear_ = VALUE_OR_ABORT(CudaLinear::Create(num_multiprocessors_));
+    linear_ = VALUE_OR_ABORT(CudaLinear::Create());
     peers_ = VALUE_OR_ABORT(PeerWindows::Create(*job, kWindowBytes));
   }
   void TearDown() override {

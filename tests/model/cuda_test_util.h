@@ -161,7 +161,7 @@ class CudaTest : public testing::Test {
     auto stream = OwnedCudaStream::Create();
     ASSERT_TRUE(stream.ok()) << stream.status();
     stream_ = *std::move(stream);
-    auto linear = CudaLinear::Create(num_multiprocessors_);
+    auto linear = CudaLinear::Create();
     ASSERT_TRUE(linear.ok()) << linear.status();
     linear_ = *std::move(linear);
   }

@@ -1,0 +1,260 @@
+// Products of one row with weights that stream through shared memory without a pause, from one
+// product to the next: device code of the kernel that makes a whole decode step (cuda_row_step.h).
+//
+// Every block owns a contiguous share of each product's outputs. One thread, the producer, pulls
+// the share's rows of W through a ring of slots with bulk copies; weights never change, so it waits
+// for nobody but the consumers, and the next product's weights are on their way while this one's x
+// is not known yet. 16 warps consume: `column_warps` share the columns, each lane with 8 of every
+// 256
+// ("chunk") of its warp's in registers, times `row_warps` that share a stage's rows. The warps'
+// parts of a sum meet in shared memory, some tens of rows at a time, in two buffers by turns.
+#pragma once
+
+#include "attention/cuda_row_attention.cuh"
+#include "model/cuda_async_copy.cuh"
+#include "model/cuda_kernel.cuh"
+
+namespace lockstep {
+
+inline constexpr int kRowChunkCols = 256;
+inline constexpr int kRowSlotBytes = 2 * kRowWarps * kRowChunkCols * 2;
+inline constexpr int kMaxRowSlots = 12;
+// Rows of W whose parts are collected before they are added up.
+inline constexpr int kRowGroup = 64;
+inline constexpr int kRowPartStride = kRowWarps + 1;  // rows behind each other: other banks
+
+// How warps and stages share a product [outputs * rows_per_output, K].
+//
+// One chunk a warp: a stage is `stage_rows` whole rows, or the gate rows of some outputs, then
+// their up rows. Several chunks: a row is several stages of two chunks a warp; an output's gate row
+// comes before its up row.
+struct RowProduct {
+  int k;
+  int outputs;
+  int rows_per_output;  // 2: weight is [gate; up], each `outputs` rows
+  int chunks;           // of a warp
+  int column_warps;
+  int row_warps;
+  int stage_rows;
+
+  __device__ int first_output() const {
+    return static_cast<int>(int64_t{outputs} * blockIdx.x / gridDim.x);
+  }
+  __device__ int end_output() const {
+    return static_cast<int>(int64_t{outputs} * (blockIdx.x + 1) / gridDim.x);
+  }
+  __device__ int stage_outputs() const { return chunks == 1 ? stage_rows / rows_per_output : 1; }
+};
+
+// Both sides go through the slots in the same order.
+struct RowRing {
+  char* slots;
+  uint64_t* full;   // copies have landed
+  uint64_t* empty;  // every consumer warp is done
+  int num_slots;
+  int slot = 0;
+  int phase = 0;
+
+  __device__ char* Slot() const { return slots + slot * kRowSlotBytes; }
+  __device__ void Advance() {
+    if (++slot == num_slots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+  // Producer: the slot is free, and will be full after so many bytes.
+  __device__ void Claim(int bytes) {
+    Wait(empty + slot, phase ^ 1);
+    ArriveExpecting(full + slot, bytes);
+  }
+};
+
+// One thread: this block's rows of W.
+__device__ inline void ProduceRows(RowRing& ring, const RowProduct& p, const char* weight) {
+  const int64_t row_bytes = int64_t{p.k} * 2;
+  const int64_t up = p.outputs * row_bytes;
+  const int end = p.end_output(), step = p.stage_outputs();
+  for (int output = p.first_output(); output < end; output += step) {
+    const char* from = weight + output * row_bytes;
+    if (p.chunks == 1) {
+      const int bytes = min(step, end - output) * static_cast<int>(row_bytes);
+      ring.Claim(bytes * p.rows_per_output);
+      CopyBytes(ring.Slot(), from, bytes, ring.full + ring.slot);
+      if (p.rows_per_output == 2) {
+        CopyBytes(ring.Slot() + bytes, from + up, bytes, ring.full + ring.slot);
+      }
+      ring.Advance();
+      continue;
+    }
+    const int stage_bytes = 2 * p.column_warps * kRowChunkCols * 2;
+    for (int row = 0; row < p.rows_per_output; ++row) {
+      for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
+        const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
+        ring.Claim(bytes);
+        CopyBytes(ring.Slot(), from + row * up + at, bytes, ring.full + ring.slot);
+        ring.Advance();
+      }
+    }
+  }
+}
+
+// A warp's place in a product.
+struct RowConsumer {
+  int column_warp;
+  int row_warp;
+  int lane;
+  bool active;  // there may be more warps than places
+
+  __device__ explicit RowConsumer(const RowProduct& p)
+      : column_warp(threadIdx.x / 32 % p.column_warps),
+        row_warp(threadIdx.x / 32 / p.column_warps),
+        lane(threadIdx.x % 32),
+        active(row_warp < p.row_warps) {}
+  // First of this lane's columns in its i-th chunk.
+  __device__ int Column(const RowProduct& p, int i) const {
+    return (column_warp + p.column_warps * i) * kRowChunkCols + lane * 8;
+  }
+};
+
+// This lane's columns of x; zeros beyond K.
+template <typename T, int kChunks>
+struct RowX {
+  Vector<T, 8> at[kChunks];
+
+  // Where registers are scarce, x stays in 16 bits: the compiler may not widen it once for all
+  // rows.
+  __device__ __forceinline__ void StayNarrow() {
+    if constexpr (kChunks > 4) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        auto* words = reinterpret_cast<uint32_t*>(at[i].at);
+        asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+      }
+    }
+  }
+};
+
+// sum + 8 products.
+template <typename T>
+__device__ __forceinline__ float MultiplyChunk(const char* w, bool valid, const Vector<T, 8>& x,
+                                               float sum) {
+  uint4 bits = {};
+  if (valid) bits = *reinterpret_cast<const uint4*>(w);
+  const auto& weights = *reinterpret_cast<const Vector<T, 8>*>(&bits);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum = fmaf(Widen(weights.at[j]), Widen(x.at[j]), sum);
+  return sum;
+}
+
+__device__ __forceinline__ float RowWarpSum(float sum) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  return sum;
+}
+// Of two values: lanes 0 to 15 get the sum of the first, the others that of the second.
+__device__ __forceinline__ float RowWarpSums(float first, float second) {
+  const bool upper = threadIdx.x % 32 >= 16;
+  float sum = upper ? second : first;
+  sum += __shfl_xor_sync(~0u, upper ? first : second, 16);
+#pragma unroll
+  for (int lanes = 8; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  return sum;
+}
+
+// Sum of the column warps' parts. All are read at once: those that are not there hold anything.
+__device__ __forceinline__ float SumRowParts(const RowProduct& p, const float* parts) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kRowWarps; ++w) {
+    const float part = parts[w];
+    if (w < p.column_warps) sum += part;
+  }
+  return sum;
+}
+
+// A stage of whole rows, two a warp: their parts of sums, from row `first` of the group's buffer
+// on.
+template <typename T>
+__device__ __forceinline__ void ConsumeStage(RowRing& ring, const RowProduct& p,
+                                             const RowConsumer& me, const RowX<T, 1>& x, int first,
+                                             float* parts) {
+  Wait(ring.full + ring.slot, ring.phase);
+  if (me.active) {
+    const int col = me.Column(p, 0);
+    const bool valid = col < p.k;
+    const char* row = ring.Slot() + (me.row_warp * 2 * p.k + col) * 2;
+    const float a = MultiplyChunk(row, valid, x.at[0], 0.0f);
+    const float b = MultiplyChunk(row + p.k * 2, valid, x.at[0], 0.0f);
+    const float sum = RowWarpSums(a, b);
+    // Rows that a last stage does not have are those of an earlier one, and their sums go nowhere.
+    if (me.lane % 16 == 0) {
+      parts[(first + me.row_warp * 2 + me.lane / 16) * kRowPartStride + me.column_warp] = sum;
+    }
+  }
+  __syncwarp();
+  if (me.lane == 0) Arrive(ring.empty + ring.slot);
+  ring.Advance();
+}
+
+// A row in several stages.
+template <typename T, int kChunks>
+__device__ __forceinline__ void ConsumeRow(RowRing& ring, const RowProduct& p,
+                                           const RowConsumer& me, const RowX<T, kChunks>& x,
+                                           int row, float* parts) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    if (i % 2 == 0) Wait(ring.full + ring.slot, ring.phase);
+    const int piece = i % 2 * p.column_warps + me.column_warp;
+    const char* w = ring.Slot() + (piece * kRowChunkCols + me.lane * 8) * 2;
+    sum = MultiplyChunk(w, me.active && me.Column(p, i) < p.k, x.at[i], sum);
+    if (i % 2 == 1 || i + 1 == kChunks) {
+      __syncwarp();
+      if (me.lane == 0) Arrive(ring.empty + ring.slot);
+      ring.Advance();
+    }
+  }
+  sum = RowWarpSum(sum);
+  if (me.active && me.lane == 0) parts[row * kRowPartStride + me.column_warp] = sum;
+}
+
+// All consumer threads: finish(output, sum, sum of its up row) for each of the block's outputs.
+// parts: two buffers of [kRowGroup, kRowPartStride].
+template <typename T, int kChunks, typename Finish>
+__device__ __forceinline__ void ConsumeRows(RowRing& ring_in_memory, const RowProduct& p,
+                                            RowX<T, kChunks>& x, float* parts, Finish finish) {
+  RowRing ring = ring_in_memory;  // in registers
+  const RowConsumer me(p);
+  const int per_output = p.rows_per_output, stage_outputs = p.stage_outputs();
+  const int group_outputs = kRowGroup / p.stage_rows * stage_outputs;
+  const int end = p.end_output();
+  int group = 0;
+  for (int output = p.first_output(); output < end; output += group_outputs, ++group) {
+    float* const buffer = parts + group % 2 * kRowGroup * kRowPartStride;
+    const int count = min(group_outputs, end - output);
+    for (int done = 0; done < count; done += stage_outputs) {
+      x.StayNarrow();
+      if constexpr (kChunks == 1) {
+        ConsumeStage(ring, p, me, x, done * per_output, buffer);
+      } else {
+        for (int row = 0; row < per_output; ++row) {
+          ConsumeRow(ring, p, me, x, done * per_output + row, buffer);
+        }
+      }
+    }
+    RowThreadsMeet();
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= count) continue;
+    // The last stage may hold fewer outputs.
+    const int begin = i / stage_outputs * stage_outputs;
+    const int size = min(stage_outputs, count - begin);
+    const int row = begin * per_output + i % stage_outputs;
+    const float sum = SumRowParts(p, buffer + row * kRowPartStride);
+    const float up =
+        per_output == 2 ? SumRowParts(p, buffer + (row + size) * kRowPartStride) : 0.0f;
+    finish(output + i, sum, up);
+  }
+  ring_in_memory = ring;
+}
+
+}  // namespace lockstep
