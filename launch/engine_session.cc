@@ -12,6 +12,7 @@
 
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
+#include "runtime/core/phase_times.h"
 #include "runtime/engine_device.h"
 
 namespace lockstep {
@@ -112,17 +113,19 @@ int LeadOrFollow(Communicator& communicator, Engine& engine, EngineJob& job,
 
 // Everything once the ranks can talk. A refusal is the same status on all ranks.
 absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communicator,
-                               EngineJob& job) {
+                               PhaseTimes& times, EngineJob& job) {
   const Clock::time_point start = Clock::now();
   ModelSource source;
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
                                    return OpenOnThisRank(flags, communicator, job, &source);
                                  })));
+  times.End("opening");
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device,
                             ResolveDevice(flags.engine.device, communicator));
   const EngineOptions options = ResolveEngineOptions(flags, source.config, device, communicator);
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                            Engine::Create(source, options, communicator));
+                            Engine::Create(source, options, communicator, &times));
+  LogInfo(absl::StrFormat("ready in %.2f s: %s", times.total_seconds(), times.ToString()));
   const SessionInfo session{communicator.size(), options.num_threads, options.dtype,
                             SecondsSince(start)};
   return LeadOrFollow(communicator, *engine, job, session);
@@ -138,6 +141,7 @@ const char* LauncherVariable(std::initializer_list<const char*> names) {
 }  // namespace
 
 int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
+  PhaseTimes times;
   SetLogLevel(flags.log_level);
   if (LaunchedRank() != 0) SilenceLog();
   absl::StatusOr<std::unique_ptr<Communicator>> communicator = CreateMpiCommunicator();
@@ -146,8 +150,9 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
     return 2;
   }
   if ((*communicator)->rank() != 0) SilenceLog();
+  times.End("MPI");
   try {
-    absl::StatusOr<int> exit_status = RunOnRanks(flags, **communicator, job);
+    absl::StatusOr<int> exit_status = RunOnRanks(flags, **communicator, times, job);
     if (exit_status.ok()) return *exit_status;
     Log(LogLevel::kError, std::string(exit_status.status().message()));
     // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.

@@ -108,7 +108,7 @@ class CudaDecoder : public DeviceDecoder {
   };
 
   absl::Status CreateScratch();
-  absl::Status CreateRopeTable();
+  absl::Status CreateRopeTable(ThreadPool& threads);
   absl::Status CreateInputs();
   absl::Status CheckBatch(const ForwardBatch& batch, const KvPool& pool) const;
   int64_t GraphBatchSize(const ForwardBatch& batch) const;
@@ -165,9 +165,7 @@ absl::Status CudaDecoder::Load(const ModelSource& source,
                                .linear = *linear_,
                                .programmatic_launch = true});
   {
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        DeviceWeightLoader loader,
-        DeviceWeightLoader::Create(*source.checkpoint, threads, rank_.stream));
+    DeviceWeightLoader loader(*source.checkpoint, threads, rank_.stream);
     CudaLayerReader reader(config_, part_, rank, options_.dtype, loader);
     const Range columns{0, config_.hidden_size};
     LOCKSTEP_ASSIGN_OR_RETURN(embedding_,
@@ -181,10 +179,11 @@ absl::Status CudaDecoder::Load(const ModelSource& source,
       LOCKSTEP_ASSIGN_OR_RETURN(head_,
                                 loader.Load({{kLmHead, part_.vocab, columns}}, options_.dtype));
     }
-    LOCKSTEP_RETURN_IF_ERROR(Synchronize(rank_.stream));
+    LOCKSTEP_RETURN_IF_ERROR(loader.Finish());
+    LogInfo("weights: " + loader.Summary());  // rank 0's; the others are silent
   }
   LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
-  LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable());
+  LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable(threads));
   LOCKSTEP_RETURN_IF_ERROR(CreateRowStep(partition));
   return CreateInputs();
 }
@@ -211,7 +210,7 @@ absl::Status CudaDecoder::CreateScratch() {
 }
 
 // Angles depend on the position alone, but for dynamic RoPE.
-absl::Status CudaDecoder::CreateRopeTable() {
+absl::Status CudaDecoder::CreateRopeTable(ThreadPool& threads) {
   if (config_.rope.type == RopeType::kDynamic) return absl::OkStatus();
   const int64_t positions = options_.max_model_len;
   std::vector<int32_t> all(static_cast<size_t>(positions));
@@ -221,7 +220,9 @@ absl::Status CudaDecoder::CreateRopeTable() {
   const size_t size = all.size() * static_cast<size_t>(rope_.rotary_dim() / 2);
   std::vector<float> cos(size);
   std::vector<float> sin(size);
-  rope_.FillCosSin(all, lengths, 0, positions, cos.data(), sin.data());
+  threads.ParallelFor(positions, 64, [&](int64_t begin, int64_t end) {
+    rope_.FillCosSin(all, lengths, begin, end, cos.data(), sin.data());
+  });
   const int64_t bytes = static_cast<int64_t>(size * sizeof(float));
   LOCKSTEP_ASSIGN_OR_RETURN(rope_cos_, DeviceBuffer::Create(bytes, "RoPE table"));
   LOCKSTEP_ASSIGN_OR_RETURN(rope_sin_, DeviceBuffer::Create(bytes, "RoPE table"));

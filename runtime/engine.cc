@@ -126,39 +126,56 @@ absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
   return absl::OkStatus();
 }
 
+// What ranks exchange.
+struct LocalKvMemory {
+  int64_t num_blocks = 0;
+  int64_t free_bytes = 0;  // of the GPU, or of the host
+};
+
 // COLLECTIVE. Every rank's number of blocks. The weights are loaded everywhere, so the free memory
-// is what they left.
+// is what they left. `all`: by rank.
 absl::StatusOr<KvBudget> AgreeOnBudget(const EngineOptions& options, int64_t wanted_model_len,
                                        const KvPoolShape& shape, const CudaSeat* cuda,
-                                       Communicator& communicator) {
-  int64_t mine = 0;
+                                       Communicator& communicator,
+                                       std::vector<LocalKvMemory>& all) {
+  LocalKvMemory mine;
   if (cuda != nullptr) {
     const auto free_bytes = FreeCudaBytes();
     LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, free_bytes.status()));
-    mine = LocalNumCudaBlocks(options, shape.BytesPerBlock(), *free_bytes,
-                              cuda->binding.info.total_bytes);
+    mine.free_bytes = *free_bytes;
+    mine.num_blocks = LocalNumCudaBlocks(options, shape.BytesPerBlock(), *free_bytes,
+                                         cuda->binding.info.total_bytes);
   } else {
-    mine = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
-                          AvailableHostMemoryBytes(), communicator.ranks_on_host());
+    mine.free_bytes = AvailableHostMemoryBytes();
+    mine.num_blocks = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
+                                     mine.free_bytes, communicator.ranks_on_host());
   }
-  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
+  all.resize(static_cast<size_t>(communicator.size()));
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&mine, sizeof(mine), all.data()));
-  for (int64_t& blocks : all) {  // block ids are int32
-    blocks = std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max());
+  std::vector<int64_t> blocks;
+  for (const LocalKvMemory& rank : all) {  // block ids are int32
+    blocks.push_back(std::min<int64_t>(rank.num_blocks, std::numeric_limits<int32_t>::max()));
   }
-  return MakeKvBudget(options, wanted_model_len, all);
+  return MakeKvBudget(options, wanted_model_len, blocks);
 }
 
 void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wanted_model_len,
-               const KvPoolShape& shape, const RankPartition& limiting) {
+               const KvPoolShape& shape, const RankPartition& limiting, bool on_cuda,
+               const std::vector<LocalKvMemory>& memory) {
   KvPoolShape limiting_shape = shape;
   limiting_shape.num_kv_heads = limiting.kv_heads.size();
   const double mib = static_cast<double>(limiting_shape.BytesPerBlock() * budget.num_blocks) /
                      static_cast<double>(1 << 20);
+  std::string free_memory;
+  for (size_t r = 0; on_cuda && r < memory.size(); ++r) {
+    absl::StrAppend(&free_memory, r == 0 ? "; free before it, by rank: " : ", ",
+                    absl::StrFormat("%.1f GiB", static_cast<double>(memory[r].free_bytes) /
+                                                    static_cast<double>(1 << 30)));
+  }
   LogInfo(absl::StrFormat(
-      "KV cache: %d blocks of %d tokens = %d tokens, limited by rank %d (%d KV heads, %.1f MiB)",
+      "KV cache: %d blocks of %d tokens = %d tokens, limited by rank %d (%d KV heads, %.1f MiB)%s",
       budget.num_blocks, options.block_size, budget.num_blocks * options.block_size,
-      budget.limiting_rank, limiting.kv_heads.size(), mib));
+      budget.limiting_rank, limiting.kv_heads.size(), mib, free_memory));
   if (budget.max_model_len < wanted_model_len) {
     LogInfo(absl::StrFormat(
         "maximum length: %d tokens, what the KV cache holds, less than the model's %d positions",
@@ -209,7 +226,10 @@ EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& op
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source,
                                                        const EngineOptions& options,
-                                                       Communicator& communicator) {
+                                                       Communicator& communicator,
+                                                       PhaseTimes* times) {
+  PhaseTimes unseen;
+  if (times == nullptr) times = &unseen;
   const auto start = std::chrono::steady_clock::now();
   const ModelConfig& config = source.config;
   // The same verdict on all ranks, before the first collective.
@@ -224,13 +244,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
     const int64_t window_bytes = std::min(options.max_num_batched_tokens, kMaxPeerRows) *
                                  config.hidden_size * SizeOf(options.dtype);
-    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes));
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, *times));
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", [&] {
                                    const auto load = on_cuda ? LoadCudaParts : LoadParts;
                                    return load(source, options, partition, wanted_model_len,
                                                communicator, parts);
                                  })));
+  times->End("weights");
 
   const KvPoolShape shape{
       .num_layers = config.num_layers,
@@ -238,17 +259,21 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
       .head_dim = config.head_dim,
       .block_size = options.block_size,
       .dtype = options.dtype};
-  LOCKSTEP_ASSIGN_OR_RETURN(const KvBudget budget, AgreeOnBudget(options, wanted_model_len, shape,
-                                                                 parts.cuda.get(), communicator));
+  std::vector<LocalKvMemory> memory;
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      const KvBudget budget,
+      AgreeOnBudget(options, wanted_model_len, shape, parts.cuda.get(), communicator, memory));
   auto pool = on_cuda ? KvPool::CreateOnCuda(shape, budget.num_blocks, parts.cuda->stream.get())
                       : KvPool::Create(shape, budget.num_blocks);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, pool.status()));
   parts.pool = *std::move(pool);
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
+  times->End("KV pool");
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
-              partition[static_cast<size_t>(budget.limiting_rank)]);
+              partition[static_cast<size_t>(budget.limiting_rank)], on_cuda, memory);
   }
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
+  times->End("graphs");
   if (options.check_tp_steps > 0) {
     LOCKSTEP_ASSIGN_OR_RETURN(parts.tp_checker,
                               MakeTpChecker(source, options, partition, wanted_model_len,
@@ -267,6 +292,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   LOCKSTEP_ASSIGN_OR_RETURN(std::unique_ptr<EngineLoop> engine,
                             EngineLoop::Create(limits, LoopOptions(source, options, on_cuda),
                                                vocab_ranges, std::move(parts), communicator));
+  times->End("engine");
   engine->set_load_seconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return std::unique_ptr<Engine>(std::move(engine));

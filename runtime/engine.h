@@ -10,6 +10,7 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/communicator.h"
+#include "runtime/core/phase_times.h"
 #include "runtime/request.h"
 #include "runtime/scheduler_stats.h"
 
@@ -69,9 +70,11 @@ class Engine {
 
   // COLLECTIVE. Loads this rank's shard and makes the pool; on failure all ranks get the same
   // status. `source` must be the same on all ranks (each opened it itself) and outlive the engine.
+  // `times`, where given, gets what each phase took.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelSource& source,
                                                         const EngineOptions& options,
-                                                        Communicator& communicator);
+                                                        Communicator& communicator,
+                                                        PhaseTimes* times = nullptr);
 
   // The limit in force: prompt + generated tokens of a request.
   virtual int64_t max_model_len() const = 0;

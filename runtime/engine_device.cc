@@ -23,16 +23,19 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
 }
 
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
-                                                       int64_t window_bytes) {
+                                                       int64_t window_bytes, PhaseTimes& times) {
   auto seat = std::make_unique<CudaSeat>();
   LOCKSTEP_ASSIGN_OR_RETURN(seat->binding, BindCudaDevice(communicator));
   auto stream = OwnedCudaStream::Create();
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, stream.status()));
   seat->stream = *std::move(stream);
+  times.End("GPU");
   if (communicator.size() == 1) return seat;
   LOCKSTEP_ASSIGN_OR_RETURN(seat->nccl,
                             NcclCommunicator::Create(communicator, seat->binding.device));
+  times.End("NCCL");
   auto peers = PeerWindows::Create(communicator, window_bytes);
+  times.End("peer windows");
   const bool leads = communicator.rank() == 0;
   if (peers.ok()) {
     seat->peers = *std::move(peers);

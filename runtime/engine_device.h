@@ -8,6 +8,7 @@
 #include "parallel/nccl_communicator.h"
 #include "parallel/peer_windows.h"
 #include "runtime/core/cuda_device.h"
+#include "runtime/core/phase_times.h"
 #include "runtime/engine.h"
 
 namespace lockstep {
@@ -26,6 +27,6 @@ struct CudaSeat {
 // COLLECTIVE. One GPU a rank, a stream, NCCL between them, and, where they can, windows of
 // `window_bytes` into each other's memory; rank 0 logs which. Errors are the same on all ranks.
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
-                                                       int64_t window_bytes);
+                                                       int64_t window_bytes, PhaseTimes& times);
 
 }  // namespace lockstep

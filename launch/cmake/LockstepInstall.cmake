@@ -25,8 +25,8 @@ function(lockstep_export name)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
     FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
 endfunction()
-lockstep_export(core runtime/core/buffer.h runtime/core/dtype.h runtime/core/json.h runtime/core/log.h runtime/core/range.h
-  runtime/core/status.h)
+lockstep_export(core runtime/core/buffer.h runtime/core/dtype.h runtime/core/json.h runtime/core/log.h
+  runtime/core/phase_times.h runtime/core/range.h runtime/core/status.h)
 lockstep_export(parallel parallel/communicator.h parallel/local_communicator.h parallel/mpi_communicator.h parallel/partition.h)
 lockstep_export(cache)
 lockstep_export(attention)

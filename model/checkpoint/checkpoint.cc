@@ -112,6 +112,14 @@ absl::StatusOr<ModelSource> OpenGgufModel(const std::string& path, LoadFormat fo
 
 }  // namespace
 
+std::optional<DType> StoredDType(const TensorInfo& info) {
+  // Both formats have the same names for these three.
+  if (info.stored_type == "F32") return DType::kF32;
+  if (info.stored_type == "F16") return DType::kF16;
+  if (info.stored_type == "BF16") return DType::kBF16;
+  return std::nullopt;
+}
+
 absl::StatusOr<ModelSource> OpenModel(const std::string& path, LoadFormat format,
                                       bool use_generation_config) {
   return IsGguf(path) ? OpenGgufModel(path, format)

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,16 @@ struct TensorInfo {
   int64_t cols() const { return shape.back(); }
 };
 
+// The dtype of a tensor that is stored as plain numbers; nullopt for other types.
+std::optional<DType> StoredDType(const TensorInfo& info);
+
+// A tensor whose numbers are computed and not read: dummy_values.h says how, from key, row and
+// column of an element; those of a norm are 1.
+struct MadeUpTensor {
+  uint64_t key = 0;
+  bool is_norm = false;
+};
+
 // Immutable after opening; Read may be called from several threads at once.
 class Checkpoint {
  public:
@@ -43,6 +54,11 @@ class Checkpoint {
   // not fit float16.
   virtual absl::Status Read(const std::string& name, Range rows, Range cols,
                             const MatrixView& dst) const = 0;
+  // How `name` is made up, for a device that does it itself; Read gives the same numbers. nullopt
+  // when it is read.
+  virtual std::optional<MadeUpTensor> FindMadeUp(const std::string& /*name*/) const {
+    return std::nullopt;
+  }
 };
 
 enum class LoadFormat { kAuto, kDummy };

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "model/checkpoint/dummy_values.h"
 #include "model/checkpoint/store_values.h"
 #include "model/checkpoint/tensor_names.h"
 
@@ -18,21 +19,6 @@ uint64_t HashName(const std::string& name) {
   return hash;
 }
 
-// Bijective mixers (the finalisers of MurmurHash3): nearby counters give unrelated numbers.
-uint64_t Mix64(uint64_t x) {
-  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
-  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
-  return x ^ (x >> 33);
-}
-inline uint32_t Mix32(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-  return x ^ (x >> 16);
-}
-
-// A uniform variable on [-a, a) has standard deviation a / sqrt(3).
-constexpr float kHalfWidth = 0.02f * 1.7320508f;
-
 // The choice among clones is made before the thread sanitizer can run: it would crash.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define LOCKSTEP_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -45,8 +31,7 @@ constexpr float kHalfWidth = 0.02f * 1.7320508f;
 LOCKSTEP_CLONES void FillRow(uint32_t row_key, int64_t begin, int64_t count, float* out) {
   const auto first = static_cast<uint32_t>(begin);
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = Mix32(row_key + (first + static_cast<uint32_t>(i)) * 0x9e3779b9u);
-    out[i] = static_cast<float>(static_cast<int32_t>(bits)) * (kHalfWidth / 2147483648.0f);
+    out[i] = DummyValue(row_key, first + static_cast<uint32_t>(i));
   }
 }
 
@@ -82,15 +67,14 @@ class DummyCheckpoint : public Checkpoint {
     LOCKSTEP_CHECK(rows.begin >= 0 && rows.end <= info->rows() && cols.begin >= 0 &&
                    cols.end <= info->cols());
     LOCKSTEP_CHECK(dst.rows == rows.size() && dst.cols == cols.size());
-    const bool is_norm = name.ends_with("norm.weight");
-    const uint64_t name_key = HashName(name);
+    const MadeUpTensor made_up = MadeUp(name);
     std::array<float, 4096> values;  // stays in the first-level cache between filling and storing
-    if (is_norm) values.fill(1.0f);
+    if (made_up.is_norm) values.fill(1.0f);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const auto row_key = static_cast<uint32_t>(Mix64(name_key + static_cast<uint64_t>(row)));
+      const uint32_t row_key = DummyRowKey(made_up.key, row);
       for (int64_t at = 0; at < cols.size(); at += values.size()) {
         const int64_t count = std::min<int64_t>(values.size(), cols.size() - at);
-        if (!is_norm) FillRow(row_key, cols.begin + at, count, values.data());
+        if (!made_up.is_norm) FillRow(row_key, cols.begin + at, count, values.data());
         auto* out = static_cast<uint8_t*>(dst.data) +
                     ((row - rows.begin) * dst.stride + at) * SizeOf(dst.dtype);
         LOCKSTEP_CHECK(StoreValues(DType::kF32, values.data(), dst.dtype, out, count));
@@ -99,7 +83,16 @@ class DummyCheckpoint : public Checkpoint {
     return absl::OkStatus();
   }
 
+  std::optional<MadeUpTensor> FindMadeUp(const std::string& name) const override {
+    if (Find(name) == nullptr) return std::nullopt;
+    return MadeUp(name);
+  }
+
  private:
+  static MadeUpTensor MadeUp(const std::string& name) {
+    return {.key = HashName(name), .is_norm = name.ends_with("norm.weight")};
+  }
+
   std::string path_;
   std::map<std::string, TensorInfo> tensors_;
 };

@@ -32,13 +32,6 @@ constexpr std::array<StoredType, 20> kStoredTypes = {{
     {"F32", 32}, {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64},
 }};
 
-std::optional<DType> ToDType(const std::string& stored_type) {
-  if (stored_type == "F32") return DType::kF32;
-  if (stored_type == "F16") return DType::kF16;
-  if (stored_type == "BF16") return DType::kBF16;
-  return std::nullopt;
-}
-
 struct Entry {
   TensorInfo info;
   const CheckedFile* file = nullptr;
@@ -98,7 +91,7 @@ absl::StatusOr<Entry> ParseEntry(const Json& value, const std::string& path,
   const auto type = std::find_if(kStoredTypes.begin(), kStoredTypes.end(), [&](const auto& known) {
     return entry.info.stored_type == known.name;
   });
-  entry.info.readable = ToDType(entry.info.stored_type).has_value();
+  entry.info.readable = StoredDType(entry.info).has_value();
   if (type == kStoredTypes.end()) return entry;  // size unknown; refused by name if it is needed
   int64_t bits = 0;
   if (__builtin_mul_overflow(elements, static_cast<int64_t>(type->bits), &bits) || bits % 8 != 0 ||
@@ -239,7 +232,7 @@ class SafetensorsCheckpoint : public Checkpoint {
       return absl::NotFoundError(absl::StrFormat("%s: no tensor %s", description(), name));
     }
     const Entry& entry = it->second;
-    const std::optional<DType> stored = ToDType(entry.info.stored_type);
+    const std::optional<DType> stored = StoredDType(entry.info);
     if (!stored || entry.info.shape.size() > 2) {
       return Fault(entry.file->path(), name,
                    absl::StrFormat("type %s, %d dims: cannot be read as a weight matrix",

@@ -56,6 +56,7 @@ std::string Printable(const std::string& message) {
 
 void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
 void SilenceLog() { Logger().set_level(spdlog::level::off); }
+bool LogIsOn(LogLevel level) { return Logger().should_log(ToSpdlog(level)); }
 void Log(LogLevel level, const std::string& message) {
   Logger().log(ToSpdlog(level), "{}", Printable(message));
 }

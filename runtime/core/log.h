@@ -14,6 +14,9 @@ void SetLogLevel(LogLevel level);
 // (parallel/communicator.h).
 void SilenceLog();
 
+// Whether a message of this level would be written.
+bool LogIsOn(LogLevel level);
+
 // Thread-safe; one line a call: control characters are written as \xNN, further lines indented,
 // and what goes beyond 8 KB is cut.
 void Log(LogLevel level, const std::string& message);
