@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "model/cuda_sum.h"
 #include "parallel/cuda_ranks.h"
+#include "tests/model/cuda_spin.h"
 #include "tests/parallel/gpu_job.h"
 
 namespace lockstep {
@@ -18,6 +21,16 @@ namespace {
 constexpr float kEps = 1e-5f;
 constexpr int64_t kWindowBytes = int64_t{8} << 20;
 constexpr uint32_t kResidualSeed = 77;  // the same on all ranks
+
+// With LOCKSTEP_TEST_ONE_GPU in the environment all ranks take the first GPU, in turns that the
+// driver gives them: each meeting of the ranks then takes milliseconds, and fewer are made.
+bool OnOneGpu() { return std::getenv("LOCKSTEP_TEST_ONE_GPU") != nullptr; }
+
+absl::StatusOr<CudaDeviceInfo> TakeGpu() {
+  if (OnOneGpu()) return SelectCudaDevice(0);
+  LOCKSTEP_ASSIGN_OR_RETURN(const CudaBinding binding, BindCudaDevice(*job));
+  return binding.info;
+}
 
 float Rounded(float value, DType dtype) {
   return dtype == DType::kBF16  ? ToFloat(ToBF16(value))
@@ -28,9 +41,8 @@ float Rounded(float value, DType dtype) {
 class SumTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (!GpuForEveryRank()) GTEST_SKIP() << "fewer GPUs than ranks";
-    const CudaBinding binding = VALUE_OR_ABORT(BindCudaDevice(*job));
-    num_multiprocessors_ = binding.info.num_multiprocessors;
+    if (!OnOneGpu() && !GpuForEveryRank()) GTEST_SKIP() << "fewer GPUs than ranks";
+    num_multiprocessors_ = VALUE_OR_ABORT(TakeGpu()).num_multiprocessors;
     stream_ = VALUE_OR_ABORT(OwnedCudaStream::Create());
     linear_ = VALUE_OR_ABORT(CudaLinear::Create());
     peers_ = VALUE_OR_ABORT(PeerWindows::Create(*job, kWindowBytes));
@@ -198,9 +210,10 @@ class SumStressTest : public SumTest, public testing::WithParamInterface<bool> {
     }
     last_window_ = window;
   }
-  // Now and then this rank, or its GPU, is late.
+  // Now and then this rank, or its GPU, is late: idle, or busy with its memory.
   void Lag() {
     if (lagging_() % 8 == 0) usleep(lagging_() % 300);
+    if (lagging_() % 8 == 0) OR_ABORT(SpinOnDevice(lagging_() % 200000, stream()));
     if (lagging_() % 8 == 0) {
       OR_ABORT(FillBytesAsync(lag_.data(), 1, lagging_() % lag_.size_bytes(), stream()));
     }
@@ -218,7 +231,8 @@ TEST_P(SumStressTest, ManySumsWhileRanksLag) {
   DeviceBuffer residuals =
       VALUE_OR_ABORT(DeviceBuffer::Create(kBatch * kMaxRows * kCols * 2, "residuals"));
   DeviceBuffer outs = VALUE_OR_ABORT(DeviceBuffer::Create(kBatch * kMaxRows * kCols * 2, "outs"));
-  for (int batch = 0; batch < 30; ++batch) {
+  const int num_batches = OnOneGpu() ? 2 : 30;
+  for (int batch = 0; batch < num_batches; ++batch) {
     std::vector<std::pair<int64_t, int64_t>> made;  // rows, input
     OR_ABORT(FillBytesAsync(residuals.data(), 0xff, residuals.size_bytes(), stream()));
     for (int i = 0; i < kBatch; ++i) {
@@ -263,7 +277,8 @@ TEST_P(SumStressTest, AGraphOfAnOddNumberOfSums) {
   step();
   ASSERT_EQ(cudaStreamEndCapture(stream(), &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  for (int replay = 0; replay < 300; ++replay) {
+  const int num_replays = OnOneGpu() ? 20 : 300;
+  for (int replay = 0; replay < num_replays; ++replay) {
     Lag();
     OR_ABORT(FillBytesAsync(residuals.data(), 0xff, residuals.size_bytes(), stream()));
     ASSERT_EQ(cudaGraphLaunch(executable, stream()), cudaSuccess);
@@ -278,6 +293,57 @@ TEST_P(SumStressTest, AGraphOfAnOddNumberOfSums) {
   }
   EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+// A decode step of each batch size as a graph, and eager steps between them, in any order: what a
+// serving engine does. Thousands of steps of an odd number of sums, each compared at its end.
+TEST_P(SumStressTest, StepsOfManySizesInRandomOrder) {
+  constexpr int kSums = 7;
+  constexpr int64_t kSizes[] = {1, 2, 8, 32, 130, kMaxRows};
+  const int num_steps = OnOneGpu() ? 30 : 2000;
+  constexpr int64_t kBytes = kMaxRows * kCols * 2;
+  const DeviceBuffer residuals = VALUE_OR_ABORT(DeviceBuffer::Create(kSums * kBytes, "residuals"));
+  const DeviceBuffer out = VALUE_OR_ABORT(DeviceBuffer::Create(kBytes, "out"));
+  const auto step = [&](int64_t rows) {
+    for (int i = 0; i < kSums; ++i) {
+      SumOnce(rows, i, i == kSums - 1 ? 2 : i % 2, residuals.as<char>() + i * kBytes, out.data());
+    }
+  };
+  step(1);  // kernels are loaded
+  OR_ABORT(Synchronize(stream()));
+  std::map<int64_t, cudaGraphExec_t> graphs;
+  for (const int64_t rows : kSizes) {
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    step(rows);
+    ASSERT_EQ(cudaStreamEndCapture(stream(), &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&graphs[rows], graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  for (int s = 0; s < num_steps; ++s) {
+    const int64_t rows = kSizes[random_() % std::size(kSizes)];
+    const bool eager = random_() % 4 == 0;
+    Lag();
+    OR_ABORT(FillBytesAsync(residuals.data(), 0xff, residuals.size_bytes(), stream()));
+    if (eager) {
+      step(rows);
+    } else {
+      ASSERT_EQ(cudaGraphLaunch(graphs[rows], stream()), cudaSuccess);
+    }
+    // The host reads one sum of every step, all of some steps; a step that is not read may overlap
+    // the next.
+    const int first = static_cast<int>(random_() % kSums);
+    const int count = s % 16 == 0 ? kSums : s % 3 == 0 ? 0 : 1;
+    for (int i = 0; i < count; ++i) {
+      const int sum = (first + i) % kSums;
+      std::vector<float> expected = sums_[sum];
+      expected.resize(rows * kCols);
+      ExpectSame(Host(residuals.as<char>() + sum * kBytes, rows * kCols, kType), expected,
+                 absl::StrFormat("sum %d of step %d, %d rows, eager %d", sum, s, rows, eager));
+      if (HasFatalFailure()) OR_ABORT(absl::InternalError("wrong sums"));
+    }
+  }
+  for (const auto& [rows, graph] : graphs) EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
 }
 
 INSTANTIATE_TEST_SUITE_P(Launches, SumStressTest, testing::Bool(),
