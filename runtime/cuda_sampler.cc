@@ -3,24 +3,45 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "runtime/core/cuda_errors.h"
 #include "runtime/cuda_sampling.h"
 #include "runtime/random_bits.h"
+#include "runtime/softmax_mass.h"
 
 namespace lockstep {
 
 namespace {
 
-constexpr int64_t kAlignment = 256;
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 template <typename T>
 int64_t BytesOf(int64_t count) {
   return count * static_cast<int64_t>(sizeof(T));
+}
+
+// A step's best ids of rows of kCandidates, those of rows with log probabilities, and adjustments:
+// what bounds the memory that only some rows need. 256 rows with the largest top_k fit.
+constexpr int64_t kMaxListed = 1 << 16;
+constexpr int64_t kMaxAdjustments = 1 << 20;
+
+struct Totals {
+  int64_t sums = 0;
+  int64_t tops = 0;
+  int64_t candidates = 0;
+  int64_t max_adjustments = 0;  // at least those of any rank
+};
+
+MessageLayout LayoutOf(int64_t num_rows, const Totals& totals) {
+  MessageLayout layout;
+  layout.sums = BytesOf<MessageHeader>(1) + BytesOf<Candidate>(num_rows);
+  layout.tops = layout.sums + BytesOf<LogitSum>(totals.sums);
+  layout.candidates = layout.tops + BytesOf<LogitAndId>(totals.tops);
+  layout.bytes = layout.candidates + BytesOf<Candidate>(totals.candidates);
+  layout.bytes = (layout.bytes + 15) / 16 * 16;
+  return layout;
 }
 
 class CudaSamplerImpl : public CudaSampler {
@@ -41,20 +62,49 @@ class CudaSamplerImpl : public CudaSampler {
                          int32_t* last_tokens) override;
 
  private:
+  // Log probabilities that a row wants.
+  struct Wanted {
+    int64_t row = 0;
+    int32_t num_logprobs = 0;
+    int32_t first_top = 0;
+  };
   // Of a launch that waits for its Wait: what the device reads and writes of the host's memory.
   struct Flight {
     int64_t num_rows = 0;
-    PinnedBuffer rows;     // DeviceRow [max_rows]
-    PinnedBuffer results;  // as results_
+    PinnedBuffer rows;         // DeviceRow [max_rows]
+    PinnedBuffer adjustments;  // DeviceAdjustment [kMaxAdjustments]
+    PinnedBuffer results;      // as results_
+    PinnedBuffer summaries;    // [N] of the ranks, each LogitSum [rows], LogitAndId [tops]
+    std::vector<Wanted> wanted;
+    int64_t num_tops = 0;
     OwnedCudaEvent done;
+  };
+  // What the rows of a step need.
+  struct Needs {
+    Totals totals;
+    int64_t num_adjustments = 0;  // of this rank
+    bool draws = false;
+    bool scans = false;  // a largest logit
   };
 
   int64_t num_ranks() const { return std::ssize(options_.vocab_ranges); }
+  int64_t vocab_size() const { return options_.vocab_ranges.back().end; }
   int64_t TokensOffset() const { return BytesOf<uint64_t>(num_ranks()); }
+  int64_t RawsOffset() const { return TokensOffset() + BytesOf<int32_t>(options_.max_rows); }
+  int64_t SummaryBytes(const Flight& flight) const {
+    return BytesOf<LogitSum>(std::ssize(flight.wanted)) + BytesOf<LogitAndId>(flight.num_tops);
+  }
   Flight& FlightAt(uint64_t index) { return flights_[index % flights_.size()]; }
-  void FillRows(std::span<const SampleRow> rows, std::span<const int32_t> slots, DeviceRow* out);
-  absl::Status LaunchRows(const MatrixView& logits, uint64_t digest, int32_t* last_tokens,
-                          Flight& flight);
+  DeviceRowKind KindOf(const SampleRow& row) const;
+  absl::Status CreateFlights();
+  Needs Fill(std::span<const SampleRow> rows, std::span<const int32_t> slots, Flight& flight) const;
+  void FillAdjustments(const SampleRow& row, int64_t i, DeviceRow& device, Needs& needs,
+                       Flight& flight) const;
+  absl::Status LaunchRows(const MatrixView& logits, uint64_t digest, const Needs& needs,
+                          int32_t* last_tokens, Flight& flight);
+  absl::Status LaunchScans(const SamplingStep& step, const Needs& needs);
+  absl::Status CopyResults(const MessageLayout& layout, Flight& flight);
+  void ReadLogprobs(const Flight& flight, SampleOutput& output) const;
 
   const CudaSamplerOptions options_;
   const Range vocab_;  // this rank's
@@ -63,11 +113,14 @@ class CudaSamplerImpl : public CudaSampler {
   uint64_t num_launched_ = 0;
   uint64_t num_landed_ = 0;
 
-  DeviceBuffer rows_;      // DeviceRow [max_rows]
-  DeviceBuffer parts_;     // RowPart [rows, parts]
-  DeviceBuffer arrivals_;  // uint32 [max_rows]
-  DeviceBuffer messages_;  // [N] of the ranks, each MessageHeader, Candidate [rows]
-  DeviceBuffer results_;   // uint64 [N] digests, int32 [max_rows] tokens
+  DeviceBuffer rows_;            // DeviceRow [max_rows]
+  DeviceBuffer adjustments_;     // DeviceAdjustment [kMaxAdjustments]
+  DeviceBuffer arrivals_;        // uint32 [max_rows]
+  DeviceBuffer parts_;           // RowPart [rows, parts]
+  DeviceBuffer selected_parts_;  // SelectedPart [max_rows, kSelectParts]
+  DeviceBuffer selected_;        // uint64 [kMaxListed, kSelectParts]
+  DeviceBuffer messages_;        // [N] of the ranks, MessageLayout
+  DeviceBuffer results_;  // uint64 [N] digests, int32 [max_rows] tokens, float [max_rows] raw
 
   // Of tokens that the host has sampled: slots, then tokens. int32 [2, max_rows]
   PinnedBuffer host_tokens_;
@@ -83,39 +136,74 @@ absl::Status CudaSamplerImpl::Allocate() {
   LOCKSTEP_CUDA(
       cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device));
   const int64_t max_rows = options_.max_rows;
-  const std::string what = "sampling";
   int64_t max_parts = 0;
   for (int64_t rows = 1; rows <= max_rows; ++rows) {
     max_parts = std::max(max_parts, rows * NumParts(rows, vocab_.size(), num_multiprocessors_));
   }
-  const int64_t message_bytes = Aligned(BytesOf<MessageHeader>(1) + BytesOf<Candidate>(max_rows));
-  const int64_t result_bytes = TokensOffset() + BytesOf<int32_t>(max_rows);
-  LOCKSTEP_ASSIGN_OR_RETURN(rows_, DeviceBuffer::Create(BytesOf<DeviceRow>(max_rows), what));
-  LOCKSTEP_ASSIGN_OR_RETURN(parts_, DeviceBuffer::Create(BytesOf<RowPart>(max_parts), what));
-  LOCKSTEP_ASSIGN_OR_RETURN(arrivals_, DeviceBuffer::Create(BytesOf<uint32_t>(max_rows), what));
-  LOCKSTEP_ASSIGN_OR_RETURN(messages_, DeviceBuffer::Create(num_ranks() * message_bytes, what));
-  LOCKSTEP_ASSIGN_OR_RETURN(results_, DeviceBuffer::Create(result_bytes, what));
-  LOCKSTEP_ASSIGN_OR_RETURN(device_tokens_,
-                            DeviceBuffer::Create(BytesOf<int32_t>(2 * max_rows), what));
+  const MessageLayout layout =
+      LayoutOf(max_rows, {.sums = max_rows, .tops = kMaxListed, .candidates = kMaxListed});
+  const auto allocate = [](int64_t bytes, DeviceBuffer& buffer) -> absl::Status {
+    LOCKSTEP_ASSIGN_OR_RETURN(buffer, DeviceBuffer::Create(bytes, "sampling"));
+    return absl::OkStatus();
+  };
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceRow>(max_rows), rows_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceAdjustment>(kMaxAdjustments), adjustments_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<uint32_t>(max_rows), arrivals_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<RowPart>(max_parts), parts_));
+  LOCKSTEP_RETURN_IF_ERROR(
+      allocate(BytesOf<SelectedPart>(max_rows * kSelectParts), selected_parts_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<uint64_t>(kMaxListed * kSelectParts), selected_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(num_ranks() * layout.bytes, messages_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(RawsOffset() + BytesOf<float>(max_rows), results_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<int32_t>(2 * max_rows), device_tokens_));
   LOCKSTEP_ASSIGN_OR_RETURN(host_tokens_,
-                            PinnedBuffer::Create(BytesOf<int32_t>(2 * max_rows), what));
+                            PinnedBuffer::Create(BytesOf<int32_t>(2 * max_rows), "sampling"));
   LOCKSTEP_ASSIGN_OR_RETURN(host_tokens_copied_, OwnedCudaEvent::Create());
-  flights_.resize(static_cast<size_t>(options_.steps_in_flight));
-  for (Flight& flight : flights_) {
-    LOCKSTEP_ASSIGN_OR_RETURN(flight.rows,
-                              PinnedBuffer::Create(BytesOf<DeviceRow>(max_rows), what));
-    LOCKSTEP_ASSIGN_OR_RETURN(flight.results, PinnedBuffer::Create(result_bytes, what));
-    LOCKSTEP_ASSIGN_OR_RETURN(flight.done, OwnedCudaEvent::Create());
-  }
+  LOCKSTEP_RETURN_IF_ERROR(CreateFlights());
   LOCKSTEP_RETURN_IF_ERROR(
       FillBytesAsync(arrivals_.data(), 0, arrivals_.size_bytes(), options_.stream));
   return Synchronize(options_.stream);
 }
 
+absl::Status CudaSamplerImpl::CreateFlights() {
+  const auto allocate = [](int64_t bytes, PinnedBuffer& buffer) -> absl::Status {
+    LOCKSTEP_ASSIGN_OR_RETURN(buffer, PinnedBuffer::Create(bytes, "sampling"));
+    return absl::OkStatus();
+  };
+  const int64_t max_rows = options_.max_rows;
+  const int64_t max_summary_bytes = BytesOf<LogitSum>(max_rows) + BytesOf<LogitAndId>(kMaxListed);
+  flights_.resize(static_cast<size_t>(options_.steps_in_flight));
+  for (Flight& flight : flights_) {
+    LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceRow>(max_rows), flight.rows));
+    LOCKSTEP_RETURN_IF_ERROR(
+        allocate(BytesOf<DeviceAdjustment>(kMaxAdjustments), flight.adjustments));
+    LOCKSTEP_RETURN_IF_ERROR(allocate(results_.size_bytes(), flight.results));
+    LOCKSTEP_RETURN_IF_ERROR(allocate(num_ranks() * max_summary_bytes, flight.summaries));
+    LOCKSTEP_ASSIGN_OR_RETURN(flight.done, OwnedCudaEvent::Create());
+  }
+  return absl::OkStatus();
+}
+
+// As Sampler::KindOf.
+DeviceRowKind CudaSamplerImpl::KindOf(const SampleRow& row) const {
+  if (row.greedy()) return DeviceRowKind::kGreedy;
+  const int64_t top_k = row.top_k < vocab_size() ? row.top_k : 0;
+  if (top_k > 0 && top_k <= kMaxCandidates) return DeviceRowKind::kCandidates;
+  return top_k > 0 || row.top_p < 1 || row.min_p > 0 ? DeviceRowKind::kFilter
+                                                     : DeviceRowKind::kDraw;
+}
+
 bool CudaSamplerImpl::Supports(std::span<const SampleRow> rows) const {
-  return std::none_of(rows.begin(), rows.end(), [](const SampleRow& row) {
-    return row.filtered() || row.adjuster != nullptr || row.num_logprobs >= 0;
-  });
+  Totals totals;
+  for (const SampleRow& row : rows) {
+    const DeviceRowKind kind = KindOf(row);
+    if (kind == DeviceRowKind::kFilter) return false;
+    if (kind == DeviceRowKind::kCandidates) totals.candidates += row.top_k;
+    totals.tops += std::max(0, row.num_logprobs);
+    if (row.adjuster != nullptr) totals.max_adjustments += row.adjuster->MaxEntries(row.position);
+  }
+  return totals.tops <= kMaxListed && totals.candidates <= kMaxListed &&
+         totals.max_adjustments <= kMaxAdjustments;
 }
 
 absl::Status CudaSamplerImpl::Launch(const MatrixView& logits, std::span<const SampleRow> rows,
@@ -127,64 +215,145 @@ absl::Status CudaSamplerImpl::Launch(const MatrixView& logits, std::span<const S
   LOCKSTEP_CHECK(logits.dtype == DType::kF32 && logits.cols >= vocab_.size());
   Flight& flight = FlightAt(num_launched_++);
   flight.num_rows = std::ssize(rows);
+  flight.wanted.clear();
   if (!rows.empty()) {
-    FillRows(rows, slots, flight.rows.as<DeviceRow>());
-    LOCKSTEP_RETURN_IF_ERROR(LaunchRows(logits, digest, last_tokens, flight));
+    const Needs needs = Fill(rows, slots, flight);
+    LOCKSTEP_RETURN_IF_ERROR(LaunchRows(logits, digest, needs, last_tokens, flight));
   }
   return flight.done.Record(options_.stream);
 }
 
-void CudaSamplerImpl::FillRows(std::span<const SampleRow> rows, std::span<const int32_t> slots,
-                               DeviceRow* out) {
+CudaSamplerImpl::Needs CudaSamplerImpl::Fill(std::span<const SampleRow> rows,
+                                             std::span<const int32_t> slots, Flight& flight) const {
+  Needs needs;
+  Totals& totals = needs.totals;
   for (size_t i = 0; i < rows.size(); ++i) {
     const SampleRow& row = rows[i];
     DeviceRow device;
+    device.kind = KindOf(row);
     device.logits_row = row.logits_row;
     device.slot = slots[i];
     if (!row.greedy()) {
-      device.kind = DeviceRowKind::kDraw;
       device.row_key = RowKey(row.seed, row.position);
       device.inverse_temperature = 1 / row.temperature;
+      device.scale = MassScale(row.temperature);
+      device.top_p = row.top_p;
+      device.min_p = row.min_p;
     }
-    out[i] = device;
+    if (device.kind == DeviceRowKind::kCandidates) {
+      device.top_k = static_cast<int32_t>(row.top_k);
+      device.first_candidate = static_cast<int32_t>(totals.candidates);
+      totals.candidates += row.top_k;
+    }
+    needs.draws |= device.kind == DeviceRowKind::kDraw;
+    needs.scans |= device.kind == DeviceRowKind::kGreedy;
+    device.num_logprobs = row.num_logprobs;
+    if (row.num_logprobs >= 0) {
+      device.sum_index = static_cast<int32_t>(totals.sums++);
+      device.first_top = static_cast<int32_t>(totals.tops);
+      totals.tops += row.num_logprobs;
+      flight.wanted.push_back({static_cast<int64_t>(i), row.num_logprobs, device.first_top});
+    }
+    if (row.adjuster != nullptr) {
+      FillAdjustments(row, static_cast<int64_t>(i), device, needs, flight);
+    }
+    flight.rows.as<DeviceRow>()[i] = device;
   }
+  flight.num_tops = totals.tops;
+  return needs;
+}
+
+void CudaSamplerImpl::FillAdjustments(const SampleRow& row, int64_t i, DeviceRow& device,
+                                      Needs& needs, Flight& flight) const {
+  const std::span<const LogitAdjuster::Entry> entries = row.adjuster->entries();
+  LOCKSTEP_CHECK(needs.num_adjustments + std::ssize(entries) <= kMaxAdjustments);
+  const bool bans = row.adjuster->bans(row.position);
+  device.penalties = row.adjuster->penalties();
+  device.first_adjustment = static_cast<int32_t>(needs.num_adjustments);
+  device.num_adjustments = static_cast<int32_t>(entries.size());
+  auto* out = flight.adjustments.as<DeviceAdjustment>() + needs.num_adjustments;
+  for (const LogitAdjuster::Entry& entry : entries) {
+    DeviceAdjustment adjustment;
+    adjustment.bias = entry.bias;
+    adjustment.column = entry.index;
+    adjustment.generated = entry.generated;
+    adjustment.row = static_cast<int32_t>(i);
+    adjustment.banned = bans && entry.banned ? 1 : 0;
+    adjustment.in_prompt = entry.in_prompt ? 1 : 0;
+    *out++ = adjustment;
+  }
+  needs.num_adjustments += std::ssize(entries);
 }
 
 absl::Status CudaSamplerImpl::LaunchRows(const MatrixView& logits, uint64_t digest,
-                                         int32_t* last_tokens, Flight& flight) {
+                                         const Needs& needs, int32_t* last_tokens, Flight& flight) {
   const int64_t num_rows = flight.num_rows;
-  const int64_t message_bytes = BytesOf<MessageHeader>(1) + BytesOf<Candidate>(num_rows);
+  const MessageLayout layout = LayoutOf(num_rows, needs.totals);
   LOCKSTEP_RETURN_IF_ERROR(
       CopyAsync(rows_.data(), flight.rows.data(), BytesOf<DeviceRow>(num_rows), options_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(adjustments_.data(), flight.adjustments.data(),
+                                     BytesOf<DeviceAdjustment>(needs.num_adjustments),
+                                     options_.stream));
   std::byte* const messages = messages_.as<std::byte>();
   SamplingStep step;
-  step.logits = static_cast<const float*>(logits.data);
+  step.logits = static_cast<float*>(logits.data);
   step.stride = logits.stride;
   step.vocab = vocab_;
   step.digest = digest;
   step.rows = rows_.as<DeviceRow>();
   step.num_rows = num_rows;
+  step.adjustments = adjustments_.as<DeviceAdjustment>();
+  step.num_adjustments = needs.num_adjustments;
+  step.message = messages + options_.rank * layout.bytes;
+  step.layout = layout;
+  step.arrivals = arrivals_.as<uint32_t>();
   step.num_parts = NumParts(num_rows, vocab_.size(), num_multiprocessors_);
   step.parts = parts_.as<RowPart>();
-  step.arrivals = arrivals_.as<uint32_t>();
-  step.message = messages + options_.rank * message_bytes;
-  LOCKSTEP_RETURN_IF_ERROR(ScanRows(step, options_.stream));
+  step.selected_parts = selected_parts_.as<SelectedPart>();
+  step.selected = selected_.as<uint64_t>();
+  LOCKSTEP_RETURN_IF_ERROR(LaunchScans(step, needs));
   if (options_.nccl != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(
-        options_.nccl->AllGather(step.message, message_bytes, messages, options_.stream));
+        options_.nccl->AllGather(step.message, layout.bytes, messages, options_.stream));
   }
   SamplingResults results;
   results.rows = step.rows;
   results.num_rows = num_rows;
+  results.has_candidates = needs.totals.candidates > 0;
   results.messages = messages;
-  results.message_bytes = message_bytes;
+  results.layout = layout;
   results.num_ranks = num_ranks();
   results.digests = results_.as<uint64_t>();
   results.tokens = reinterpret_cast<int32_t*>(results_.as<std::byte>() + TokensOffset());
+  results.raws = reinterpret_cast<float*>(results_.as<std::byte>() + RawsOffset());
   results.last_tokens = last_tokens;
   LOCKSTEP_RETURN_IF_ERROR(PickTokens(results, options_.stream));
-  return CopyAsync(flight.results.data(), results_.data(),
-                   TokensOffset() + BytesOf<int32_t>(num_rows), options_.stream);
+  return CopyResults(layout, flight);
+}
+
+absl::Status CudaSamplerImpl::LaunchScans(const SamplingStep& step, const Needs& needs) {
+  if (needs.totals.sums > 0) LOCKSTEP_RETURN_IF_ERROR(SummariseLogits(step, options_.stream));
+  if (needs.num_adjustments > 0) LOCKSTEP_RETURN_IF_ERROR(AdjustLogits(step, options_.stream));
+  if (needs.scans) LOCKSTEP_RETURN_IF_ERROR(ScanRows(step, /*race=*/false, options_.stream));
+  if (needs.draws) LOCKSTEP_RETURN_IF_ERROR(ScanRows(step, /*race=*/true, options_.stream));
+  if (needs.totals.candidates == 0) return absl::OkStatus();
+  return SelectCandidates(step, options_.stream);
+}
+
+absl::Status CudaSamplerImpl::CopyResults(const MessageLayout& layout, Flight& flight) {
+  // With raw logits where they are wanted.
+  const int64_t bytes = flight.wanted.empty() ? TokensOffset() + BytesOf<int32_t>(flight.num_rows)
+                                              : RawsOffset() + BytesOf<float>(flight.num_rows);
+  LOCKSTEP_RETURN_IF_ERROR(
+      CopyAsync(flight.results.data(), results_.data(), bytes, options_.stream));
+  const int64_t summary_bytes = SummaryBytes(flight);
+  for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+    LOCKSTEP_RETURN_IF_ERROR(
+        CopyAsync(flight.summaries.as<std::byte>() + rank * summary_bytes,
+                  messages_.as<std::byte>() + rank * layout.bytes + layout.sums, summary_bytes,
+                  options_.stream));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaSamplerImpl::Wait(SampleOutput& output) {
@@ -200,7 +369,50 @@ absl::Status CudaSamplerImpl::Wait(SampleOutput& output) {
   const auto* const tokens =
       reinterpret_cast<const int32_t*>(flight.results.as<std::byte>() + TokensOffset());
   output.tokens.assign(tokens, tokens + flight.num_rows);
+  if (!flight.wanted.empty()) ReadLogprobs(flight, output);
   return absl::OkStatus();
+}
+
+// The ranks' sums are added in rank order, on every rank alike.
+void CudaSamplerImpl::ReadLogprobs(const Flight& flight, SampleOutput& output) const {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  output.logprobs.resize(output.tokens.size());
+  for (size_t i = 0; i < output.tokens.size(); ++i) {
+    output.logprobs[i].token = {output.tokens[i], kNan};
+    output.logprobs[i].top.clear();
+  }
+  const auto* const raws =
+      reinterpret_cast<const float*>(flight.results.as<std::byte>() + RawsOffset());
+  const int64_t rank_bytes = SummaryBytes(flight);
+  std::vector<LogitAndId> merged;
+  for (size_t w = 0; w < flight.wanted.size(); ++w) {
+    const Wanted& wanted = flight.wanted[w];
+    const int32_t token = output.tokens[static_cast<size_t>(wanted.row)];
+    if (token < 0) continue;
+    float max = kMinusInfinity;
+    merged.clear();
+    const auto sums_of = [&](int64_t rank) {
+      return reinterpret_cast<const LogitSum*>(flight.summaries.as<std::byte>() +
+                                               rank * rank_bytes);
+    };
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      max = std::max(max, sums_of(rank)[w].max);
+      const auto* const tops =
+          reinterpret_cast<const LogitAndId*>(sums_of(rank) + flight.wanted.size()) +
+          wanted.first_top;
+      std::copy_if(tops, tops + wanted.num_logprobs, std::back_inserter(merged),
+                   [](const LogitAndId& entry) { return entry.id >= 0; });
+    }
+    double total = 0;
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      const LogitSum& part = sums_of(rank)[w];
+      if (part.max > kMinusInfinity) {
+        total += part.sum * std::exp(static_cast<double>(part.max) - max);
+      }
+    }
+    FillLogprobs(max, std::log(total), merged, wanted.num_logprobs, token, raws[wanted.row],
+                 output.logprobs[static_cast<size_t>(wanted.row)]);
+  }
 }
 
 absl::Status CudaSamplerImpl::PutTokens(std::span<const int32_t> slots,

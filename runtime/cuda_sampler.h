@@ -39,8 +39,9 @@ class CudaSampler {
   // CUDA.
   static absl::StatusOr<std::unique_ptr<CudaSampler>> Create(const CudaSamplerOptions& options);
 
-  // Whether Launch takes these rows: greedy ones and those with a temperature alone, without
-  // adjuster and log probabilities. The same on all ranks.
+  // Whether Launch takes these rows: not those of top_p and min_p without a small top_k, nor those
+  // whose lists (best ids, log probabilities, adjustments of a step) outgrow the memory made for
+  // them, which holds 256 rows with the largest of each. The same on all ranks.
   virtual bool Supports(std::span<const SampleRow> rows) const = 0;
 
   // COLLECTIVE, with the same rows on all ranks. Issues the sampling of float32 [R, V_local] in

@@ -15,10 +15,12 @@ constexpr size_t kFirstSlots = 16;
 LogitAdjuster::LogitAdjuster(Range vocab, const LogitAdjustments& adjustments,
                              std::span<const int32_t> history, int64_t prompt_length)
     : vocab_(vocab),
-      repetition_penalty_(adjustments.repetition_penalty),
-      frequency_penalty_(adjustments.frequency_penalty),
-      presence_penalty_(adjustments.presence_penalty),
+      penalties_{.repetition = adjustments.repetition_penalty,
+                 .frequency = adjustments.frequency_penalty,
+                 .presence = adjustments.presence_penalty},
       banned_below_(adjustments.banned_below),
+      prompt_length_(prompt_length),
+      num_listed_(std::ssize(adjustments.bias) + std::ssize(adjustments.banned_ids)),
       table_(kFirstSlots, kFree) {
   const auto is_mine = [&](int32_t id) { return id >= vocab_.begin && id < vocab_.end; };
   const auto entry_of = [&](int32_t id) -> Entry& {
@@ -33,7 +35,7 @@ LogitAdjuster::LogitAdjuster(Range vocab, const LogitAdjustments& adjustments,
   for (size_t i = 0; i < history.size(); ++i) {
     if (static_cast<int64_t>(i) >= prompt_length) {
       Add(history[i]);
-    } else if (repetition_penalty_ != 1 && is_mine(history[i])) {
+    } else if (penalties_.repetition != 1 && is_mine(history[i])) {
       entry_of(history[i]).in_prompt = true;
     }
   }
@@ -47,7 +49,7 @@ void LogitAdjuster::Add(int32_t id) {
 
 void LogitAdjuster::Apply(int64_t position, float* logits, std::vector<float>* raw) const {
   if (raw != nullptr) raw->resize(entries_.size());
-  const bool ban = position < banned_below_;
+  const bool ban = bans(position);
   for (size_t i = 0; i < entries_.size(); ++i) {
     float& logit = logits[entries_[i].index];
     if (raw != nullptr) (*raw)[i] = logit;
@@ -56,14 +58,8 @@ void LogitAdjuster::Apply(int64_t position, float* logits, std::vector<float>* r
 }
 
 float LogitAdjuster::Adjusted(const Entry& entry, bool ban, float logit) const {
-  if (!(logit <= FLT_MAX)) return logit;  // NaN or +infinity
-  if (ban && entry.banned) return -std::numeric_limits<float>::infinity();
-  double x = logit + entry.bias;
-  if (entry.in_prompt || entry.generated > 0) {
-    x = x > 0 ? x / repetition_penalty_ : x * repetition_penalty_;
-  }
-  if (entry.generated > 0) x -= frequency_penalty_ * entry.generated + presence_penalty_;
-  return static_cast<float>(x);
+  if (ban && entry.banned && logit <= FLT_MAX) return -std::numeric_limits<float>::infinity();
+  return AdjustedLogit(logit, entry.bias, entry.in_prompt, entry.generated, penalties_);
 }
 
 float LogitAdjuster::RawLogit(int32_t id, const float* logits, std::span<const float> raw) const {

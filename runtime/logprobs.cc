@@ -48,13 +48,6 @@ void ReadLogprobSummaries(const std::byte* first, int64_t rank_bytes, int num_ra
     sum = Add(sum, part);
   }
   if (std::isnan(sum.max) || sum.max == kMinusInfinity) return;
-  const double log_sum = LogSumAboveMax(sum);
-  const auto logprob = [&](float logit) {
-    return static_cast<float>(static_cast<double>(logit) - sum.max - log_sum);
-  };
-  result.token.logprob = logprob(token_logit);
-  // Each rank's entries are sorted and ranks hold ascending ids, so a stable sort by logit leaves
-  // the lowest ids first.
   thread_local std::vector<LogitAndId> merged;
   merged.clear();
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -63,6 +56,16 @@ void ReadLogprobSummaries(const std::byte* first, int64_t rank_bytes, int num_ra
       if (entry.id != kNoId) merged.push_back(entry);
     }
   }
+  FillLogprobs(sum.max, LogSumAboveMax(sum), merged, num_top, token, token_logit, result);
+}
+
+void FillLogprobs(float max, double log_sum, std::vector<LogitAndId>& merged, int64_t num_top,
+                  int32_t token, float token_logit, PositionLogprobs& result) {
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - max - log_sum);
+  };
+  result.token = {token, logprob(token_logit)};
+  result.top.clear();
   const auto count = std::min(static_cast<size_t>(num_top), merged.size());
   std::partial_sort(merged.begin(), merged.begin() + static_cast<int64_t>(count), merged.end(),
                     Better);

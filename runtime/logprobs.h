@@ -55,6 +55,11 @@ class LogprobComputer {
 int64_t LogprobSummaryBytes(int64_t num_top);
 void WriteLogprobSummary(const LogitSlice& slice, float max, int64_t num_top, std::byte* out);
 
+// Fills result.top with the `num_top` best of `merged`, which is reordered, and result.token, from
+// raw logits: log_sum is log(sum of exp(logit - max)).
+void FillLogprobs(float max, double log_sum, std::vector<LogitAndId>& merged, int64_t num_top,
+                  int32_t token, float token_logit, PositionLogprobs& result);
+
 // From all ranks' summaries, rank r's at first + r * rank_bytes. Fills result.top and
 // result.token; `token_logit` is raw. A row without log probabilities: NaN and no top.
 void ReadLogprobSummaries(const std::byte* first, int64_t rank_bytes, int num_ranks,

@@ -12,9 +12,6 @@ namespace {
 
 constexpr int32_t kBadLogits = -2;  // the id of a rank's Candidate when the row holds NaN or +inf
 
-// Rows with at most this top_k send so many candidates at once: less than a histogram.
-constexpr int64_t kMaxCandidates = 160;
-
 constexpr int64_t kCandidateBytes = static_cast<int64_t>(sizeof(Candidate));
 constexpr int64_t kDigestBytes = static_cast<int64_t>(sizeof(uint64_t));
 

@@ -39,6 +39,9 @@ inline constexpr int32_t kFailedToken = -1;
 
 inline constexpr double kMinTemperature = 1e-6;
 
+// Rows with at most this top_k send so many candidates at once: less than a histogram.
+inline constexpr int64_t kMaxCandidates = 160;
+
 struct SampleRow {
   int32_t logits_row = 0;
   int32_t position = 0;  // of the token to be picked

@@ -1,10 +1,10 @@
 #include "runtime/softmax_mass.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "runtime/logit_blocks.h"
+#include "runtime/softmax_steps.h"
 
 namespace lockstep {
 
@@ -13,45 +13,7 @@ namespace {
 constexpr double kLog2E = 1.44269504088896340736;
 constexpr double kLn2 = 0.69314718055994530942;
 
-// 2^(i / 8), and the same in units of 2^-25.
-constexpr std::array<double, kStepsPerOctave> kStepPowers = {1.0,
-                                                             1.0905077326652577,
-                                                             1.189207115002721,
-                                                             1.2968395546510096,
-                                                             1.4142135623730951,
-                                                             1.5422108254079407,
-                                                             1.681792830507429,
-                                                             1.8340080864093424};
-constexpr std::array<uint64_t, kStepsPerOctave> MakeStepUnits() {
-  std::array<uint64_t, kStepsPerOctave> units{};
-  for (size_t i = 0; i < units.size(); ++i) {
-    units[i] = static_cast<uint64_t>(kStepPowers[i] * 0x1p25 + 0.5);
-  }
-  return units;
-}
-constexpr std::array<uint64_t, kStepsPerOctave> kStepUnits = MakeStepUnits();
 constexpr int kUnitBits = 28 + 25;  // of a mass of 2^0
-
-// Taylor series of 2^(g / 8) about g = 1/2; the first term left out is below (ln2 / 16)^6 / 6!.
-constexpr int kDegree = 5;
-constexpr std::array<double, kDegree + 1> MakeStepSeries() {
-  std::array<double, kDegree + 1> series{};
-  double term = 1.0442737824274138;  // 2^(1/16)
-  for (int i = 0; i <= kDegree; ++i) {
-    series[i] = term;
-    term *= kLn2 / kStepsPerOctave / (i + 1);
-  }
-  return series;
-}
-constexpr std::array<double, kDegree + 1> kStepSeries = MakeStepSeries();
-
-// 2^(g / 8), g in [0, 1]: where z - floor(z) rounds to 1, too.
-LOCKSTEP_INLINE double PowerWithinStep(double g) {
-  const double x = g - 0.5;
-  double sum = kStepSeries[kDegree];
-  for (int i = kDegree - 1; i >= 0; --i) sum = sum * x + kStepSeries[i];
-  return sum;
-}
 
 constexpr uint64_t kMantissaMask = (uint64_t{1} << 30) - 1;
 // The mask makes a number of what is none: that of -infinity.
@@ -188,7 +150,8 @@ double RelativeMass(float logit, float max, double scale) {
   const double step = std::floor(z);
   const double octave = std::floor(step / kStepsPerOctave);
   const auto within = static_cast<size_t>(step - octave * kStepsPerOctave);
-  return std::ldexp(PowerWithinStep(z - step) * kStepPowers[within], static_cast<int>(octave));
+  return std::ldexp(PowerWithinStep(z - step) * StepPower(static_cast<int>(within)),
+                    static_cast<int>(octave));
 }
 
 int MassBuckets::bucket(float logit) const {
@@ -200,7 +163,7 @@ Mass MassBuckets::unit(int bucket) const {
   const double step = top - bucket;
   const double octave = std::floor(step / kStepsPerOctave);
   const double lowest = std::floor((top - kMassBuckets) / kStepsPerOctave);
-  return Mass{kStepUnits[static_cast<size_t>(step - octave * kStepsPerOctave)]}
+  return Mass{StepUnit(static_cast<int>(step - octave * kStepsPerOctave))}
          << static_cast<int>(octave - lowest);
 }
 
@@ -236,7 +199,7 @@ ExpSum SumExp(const LogitSlice& slice, float max) {
     const int depth = static_cast<int>(top_tier - tier);
     if (depth >= kTiers) break;
     const auto within = static_cast<int>(step - tier * kTierSteps);
-    sum.tiers[depth] += Mass{histogram.mantissas[bucket]} * kStepUnits[within % kStepsPerOctave]
+    sum.tiers[depth] += Mass{histogram.mantissas[bucket]} * StepUnit(within % kStepsPerOctave)
                         << (within / kStepsPerOctave);
   }
   return sum;

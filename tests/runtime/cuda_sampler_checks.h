@@ -267,10 +267,41 @@ class StepMaker {
   SampleRow Row(int64_t logits_row) {
     SampleRow row;
     row.logits_row = static_cast<int32_t>(logits_row);
-    row.position = static_cast<int32_t>(Int(1, 100000));
+    row.position = static_cast<int32_t>(Int(1, 2000));
     row.seed = random_();
     row.temperature = Pick({0.0, 0.0, 1e-7, 1e-5, 0.02, 0.7, 1.0, 2.0, 100.0});
+    row.top_k = Pick<int64_t>({0, 0, 1, 5, 20, 159, 160, vocab_size_});
+    if (row.top_k > 0 && row.top_k <= 160 && row.top_k < vocab_size_) {
+      row.top_p = Pick({1.0, 0.999, 0.8, 0.3, 1e-9});
+      row.min_p = Pick({0.0, 0.0, 1e-4, 0.1, 1.0});
+    }
+    row.num_logprobs = Pick({-1, -1, 0, 1, 5, 128});
     return row;
+  }
+
+  // Half of the rows have none.
+  Adjustments Changes(int32_t position) {
+    Adjustments changes;
+    if (Int(0, 1) == 0) return changes;
+    const auto id = [&] { return static_cast<int32_t>(Int(0, vocab_size_ - 1)); };
+    if (Int(0, 1) == 0) {
+      changes.repetition = Pick({1.0, 1.3, 0.7});
+      changes.frequency = Pick({0.0, 0.5, -1.5});
+      changes.presence = Pick({0.0, 1.0, -2.0});
+      const int64_t length = Int(0, 3) == 0 ? Int(0, 3000) : Int(0, 30);
+      for (int64_t i = 0; i < length; ++i) changes.history.push_back(id());
+      changes.prompt_length = Int(0, length);
+    }
+    for (int64_t i = Int(-3, 3); i > 0; --i) {
+      const int32_t biased = id();
+      const auto same = [&](const LogitBias& other) { return other.id == biased; };
+      if (std::none_of(changes.bias.begin(), changes.bias.end(), same)) {
+        changes.bias.push_back({.bias = Pick({-100.0, 3.25, 100.0}), .id = biased});
+      }
+    }
+    for (int64_t i = Int(-3, 3); i > 0; --i) changes.banned.push_back(id());
+    changes.banned_below = position + Int(0, 1);
+    return changes;
   }
 
   TestStep Step(int64_t num_rows) {
@@ -281,7 +312,13 @@ class StepMaker {
       order.push_back(r);
     }
     std::shuffle(order.begin(), order.end(), random_);
-    for (const int64_t r : order) step.rows.push_back(Row(r));
+    for (const int64_t r : order) {
+      step.rows.push_back(Row(r));
+      step.adjustments.push_back(Changes(step.rows.back().position));
+      // Positions are at least the length of the history.
+      step.rows.back().position += 3000;
+      step.adjustments.back().banned_below += 3000;
+    }
     return step;
   }
 
