@@ -154,9 +154,13 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
   try {
     absl::StatusOr<int> exit_status = RunOnRanks(flags, **communicator, times, job);
     if (exit_status.ok()) return *exit_status;
-    Log(LogLevel::kError, std::string(exit_status.status().message()));
+    const absl::Status& status = exit_status.status();
+    Log(LogLevel::kError, std::string(status.message()));
     // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
     (*communicator)->Barrier().IgnoreError();
+    // Not what was asked for is at fault but the machine (a GPU, NCCL), and a thread in a library
+    // may wait for ever.
+    if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) AbortJob(1);
     return 2;
   } catch (const std::exception& e) {  // out of memory, or a bug
     FailJob(**communicator,

@@ -5,6 +5,10 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "parallel/cuda_ranks.h"
@@ -13,6 +17,8 @@
 namespace lockstep {
 
 namespace {
+
+constexpr int64_t kWarmUpBytes = int64_t{16} << 20;  // the largest message that is tried
 
 std::string VersionText(int version) {
   return absl::StrFormat("%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
@@ -80,8 +86,36 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
   if (host.size() == 1) return communicator;
   LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host));
-  LOCKSTEP_RETURN_IF_ERROR(Agree(host, communicator->WarmUp()));
+  LOCKSTEP_RETURN_IF_ERROR(communicator->WarmUp(host));
   return communicator;
+}
+
+// ncclCommInitRank waits for all ranks, and where one of them has failed in it perhaps for ever. It
+// gets a thread of its own, which is left behind when time is up: the process ends then.
+absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
+                                   std::chrono::seconds limit) {
+  int device = 0;
+  LOCKSTEP_CUDA(cudaGetDevice(&device));
+  const auto result = std::make_shared<std::promise<absl::StatusOr<ncclComm*>>>();
+  std::future<absl::StatusOr<ncclComm*>> connected = result->get_future();
+  std::thread([=] {
+    ncclComm* comm = nullptr;
+    absl::Status status = CudaStatus(cudaSetDevice(device), "cudaSetDevice");
+    if (status.ok()) {
+      status = NcclStatus(ncclCommInitRank(&comm, size, id, rank), "ncclCommInitRank", nullptr);
+    }
+    if (status.ok()) {
+      result->set_value(comm);
+    } else {
+      result->set_value(status);
+    }
+  }).detach();
+  if (connected.wait_for(limit) == std::future_status::ready) return connected.get();
+  return absl::DeadlineExceededError(
+      absl::StrFormat("NCCL %s: ncclCommInitRank still waits for the other ranks after %d s (%s; "
+                      "NCCL_DEBUG=INFO in "
+                      "the environment tells more)",
+                      NcclCommunicator::Version(), limit.count(), SharedMemoryText()));
 }
 
 // COLLECTIVE.
@@ -91,24 +125,31 @@ absl::Status NcclCommunicator::Connect(Communicator& host) {
   if (rank_ == 0) made = NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, made));
   LOCKSTEP_RETURN_IF_ERROR(host.Broadcast(&id, sizeof(id), 0));
-  ncclComm* comm = nullptr;
-  const absl::Status connected =
-      NcclStatus(ncclCommInitRank(&comm, size_, id, rank_), "ncclCommInitRank", nullptr);
-  if (connected.ok()) comm_ = comm;
-  const absl::Status all = Agree(host, connected);
+  const std::chrono::seconds limit(host.ranks_on_host() == host.size() ? 25 : 120);
+  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, limit);
+  if (connected.ok()) comm_ = *connected;
+  // The error of the rank that failed before that of those that waited for it.
+  const bool waited = absl::IsDeadlineExceeded(connected.status());
+  absl::Status all = Agree(host, waited ? absl::OkStatus() : connected.status());
+  if (all.ok()) all = Agree(host, connected.status());
   if (!all.ok()) Abort();
   return all;
 }
 
 // COLLECTIVE. NCCL connects ranks, allocates and loads kernels at the first use of each of its ways
 // to do a sum: here, not in a step or while a graph is captured. Sizes meet all of these ways.
-absl::Status NcclCommunicator::WarmUp() {
-  constexpr int64_t kLargest = int64_t{16} << 20;
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceBuffer data,
-                            DeviceBuffer::Create(kLargest * size_, "first use of NCCL"));
+absl::Status NcclCommunicator::WarmUp(Communicator& host) {
+  const absl::StatusOr<DeviceBuffer> data =
+      DeviceBuffer::Create(kWarmUpBytes * size_, "first use of NCCL");
+  // Nobody begins who has not the memory to go on.
+  LOCKSTEP_RETURN_IF_ERROR(Agree(host, data.status()));
+  return Agree(host, UseOnce(*data));
+}
+
+absl::Status NcclCommunicator::UseOnce(const DeviceBuffer& data) {
   LOCKSTEP_ASSIGN_OR_RETURN(const OwnedCudaStream stream, OwnedCudaStream::Create());
   LOCKSTEP_RETURN_IF_ERROR(FillBytesAsync(data.data(), 0, data.size_bytes(), stream.get()));
-  for (int64_t bytes = 1024; bytes <= kLargest; bytes *= 4) {
+  for (int64_t bytes = 1024; bytes <= kWarmUpBytes; bytes *= 4) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       LOCKSTEP_RETURN_IF_ERROR(
           AllReduceSum(data.data(), bytes / SizeOf(dtype), dtype, stream.get()));

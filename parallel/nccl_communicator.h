@@ -26,8 +26,8 @@ class NcclCommunicator {
  public:
   // COLLECTIVE. The ranks of `host`, on the selected device of each (see BindCudaDevice), which
   // `device` must name. Errors are the same on all ranks: those of CheckOneGpuPerRank, found before
-  // NCCL is asked, else NCCL's own text and what there is to try. A job of one rank does not use
-  // NCCL.
+  // NCCL is asked, else NCCL's own text and what there is to try (Internal), within half a minute
+  // on one host. After such a failure the process should end. A job of one rank does not use NCCL.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator& host, int device);
   // Waits for nothing: the stream must be idle, or Abort called.
   ~NcclCommunicator();
@@ -57,7 +57,8 @@ class NcclCommunicator {
  private:
   NcclCommunicator(int rank, int size) : rank_(rank), size_(size) {}
   absl::Status Connect(Communicator& host);
-  absl::Status WarmUp();
+  absl::Status WarmUp(Communicator& host);
+  absl::Status UseOnce(const DeviceBuffer& data);
   // The communicator to use, null where there is one rank; an error after Abort.
   absl::StatusOr<ncclComm*> Usable() const;
 

@@ -1,54 +1,143 @@
 #!/usr/bin/env bash
-# usage: run_gpu.sh [CMAKE OPTION...]
+# usage: run_gpu.sh [PART...] [-- CMAKE OPTION...]
 #
-# The tests that need GPUs, on a host that has one or more: builds with CUDA into build/gpu, runs the tests of one GPU and, where
-# there are two, those of two, then the golden checkpoints (LOCKSTEP_SHARED names their folder) on 1 and 2 GPUs, and prints a
-# summary. Exit status 1 when anything failed.
+# The tests that need GPUs, on a host that has one or more: builds with CUDA into build/gpu, runs the parts and prints a summary with
+# the seconds of each. Exit status 1 when anything failed.
+#   tests     CTest's labels gpu1 and, where there are two GPUs, gpu2: kernels, collectives, and the whole engine on the reference
+#             checkpoints (float32 and bfloat16, 1 and 2 GPUs) and on random request mixes
+#   ranks     who gets which GPU, and what is said where that cannot work (gpu_ranks.sh)
+#   golden    the program itself on some reference checkpoints, and against the CPU in the shape of SmolLM2-135M
+#   sanitize  compute-sanitizer on attention, on the kernels of a step and on the sum over ranks: minutes
+# Without PART: tests, ranks and golden. LOCKSTEP_SHARED names the folder of reference data (default: `shared` beside the checkout);
+# SMOLLM2 a SmolLM2-135M-Instruct folder or file (default: where the quick start puts it).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 started=$SECONDS
 summary=()
 failed=0
-
-note() {  # note NAME STATUS
-  summary+=("$(printf '%-44s %s' "$1" "$([ "$2" -eq 0 ] && echo ok || echo "FAILED ($2)")")")
-  [ "$2" -eq 0 ] || failed=1
-}
+parts=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  case $1 in
+    tests | ranks | golden | sanitize) parts+=("$1") ;;
+    *) echo "run_gpu.sh: unknown part $1 (known: tests, ranks, golden, sanitize)" >&2; exit 2 ;;
+  esac
+  shift
+done
+[ "${1:-}" = -- ] && shift
+[ ${#parts[@]} -gt 0 ] || parts=(tests ranks golden)
+export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$(dirname "$PWD")/shared}
+build=build/gpu
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 [ "$gpus" -ge 1 ] || { echo "run_gpu.sh: nvidia-smi shows no GPU on this host" >&2; exit 2; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_CUDA=ON "$@" >build_gpu.log 2>&1 &&
-  cmake --build build/gpu >>build_gpu.log 2>&1
-status=$?
-note "build ($((SECONDS - started)) s)" $status
-if [ $status -ne 0 ]; then
-  tail -n 60 build_gpu.log
-  exit 1
-fi
-rm -f build_gpu.log
+note() {  # note NAME STATUS SECONDS
+  summary+=("$(printf '%-56s %6s s  %s' "$1" "$3" "$([ "$2" -eq 0 ] && echo ok || echo "FAILED ($2)")")")
+  [ "$2" -eq 0 ] || failed=1
+}
+skip() { summary+=("$(printf '%-56s %6s    skipped: %s' "$1" "" "$2")"); }
+timed() {  # timed NAME COMMAND...
+  local name=$1 from=$EPOCHREALTIME status
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" </dev/null
+  status=$?
+  note "$name" $status "$(awk -v a="$from" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')"
+  return $status
+}
 
-ctest --test-dir build/gpu -L gpu1 --output-on-failure --no-tests=error </dev/null
-note "tests of one GPU" $?
-if [ "$gpus" -ge 2 ]; then
-  ctest --test-dir build/gpu -L gpu2 --output-on-failure --no-tests=error </dev/null
-  note "tests of two GPUs" $?
-fi
+launcher=()
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+build_all() {
+  local log status
+  log=$(mktemp)
+  { cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_CUDA=ON "${launcher[@]}" "$@" &&
+    cmake --build $build; } >"$log" 2>&1
+  status=$?
+  [ $status -eq 0 ] || tail -n 60 "$log"
+  rm -f "$log"
+  return $status
+}
+timed "build" build_all "$@" || { printf '%s\n' "${summary[@]}"; exit 1; }
 
-golden=${LOCKSTEP_SHARED:-../shared}/golden
-check=${LOCKSTEP_SHARED:-../shared}/tools/golden_check.py
-if [ -d "$golden" ] && [ -f "$check" ]; then
-  ranks=1; [ "$gpus" -ge 2 ] && ranks=1,2
-  cases=$(cd "$golden" && ls -d llama* qwen2* qwen3* mistral* | paste -sd,)
-  python3 "$check" build/gpu/lockstep "$golden" --cases "$cases" --ranks $ranks --extra "--device cuda --dtype float32"
-  note "golden checkpoints, float32, $ranks GPUs" $?
-  python3 "$check" build/gpu/lockstep "$golden" --cases "$cases" --ranks $ranks --tolerance 0.15 \
-    --extra "--device cuda --dtype bfloat16"
-  note "golden checkpoints, bfloat16, $ranks GPUs" $?
-else
-  summary+=("golden checkpoints: skipped, no $golden")
-fi
+# The engine's test prints what it measured: not through ctest, which hides that.
+run_tests() {
+  local ranks
+  for ranks in 1 2; do
+    [ $ranks -le "$gpus" ] || { skip "tests of $ranks GPUs" "this host has $gpus"; continue; }
+    timed "tests of $ranks GPUs: parts" ctest --test-dir $build -L "gpu$ranks" -E cuda_engine_mp_test --output-on-failure \
+      --no-tests=error
+    timed "tests of $ranks GPUs: engine, reference checkpoints" tests/mpirun.sh $ranks $build/tests/runtime/cuda_engine_mp_test
+  done
+}
+
+run_ranks() { timed "ranks and GPUs" bash tests/gpu_ranks.sh $build/lockstep; }
+
+# The same greedy ids in float32 on the CPU and on 1 and 2 GPUs.
+ids() {  # ids RANKS DEVICE MODEL OPTION...
+  local ranks=$1 device=$2; shift 2
+  LOCKSTEP=$build/lockstep bash launch/run.sh -n "$ranks" generate "$@" --device "$device" --dtype float32 --temperature 0 \
+    --ignore-eos --max-tokens 48 --kv-cache-memory 256M --max-num-seqs 8 --max-model-len 1024 --json --log-level error
+}
+same_ids() {  # same_ids MODEL OPTION...
+  local expected got ranks
+  expected=$(ids 1 cpu "$@") || return 1
+  for ranks in 1 2; do
+    [ $ranks -le "$gpus" ] || continue
+    got=$(ids $ranks cuda "$@") || return 1
+    [ "$got" = "$expected" ] && continue
+    printf '%d GPUs: %s\nthe CPU: %s\n' $ranks "$got" "$expected"
+    return 1
+  done
+}
+
+run_golden() {
+  local check=$LOCKSTEP_SHARED/tools/golden_check.py ranks=1 smollm2
+  [ "$gpus" -ge 2 ] && ranks=1,2
+  if [ -d "$LOCKSTEP_SHARED/golden" ] && [ -f "$check" ]; then
+    timed "reference checkpoints by the program, float32" python3 "$check" $build/lockstep "$LOCKSTEP_SHARED/golden" \
+      --cases llama-9heads,mistral-window --ranks $ranks --chunks 7 \
+      --extra "--device cuda --dtype float32 --kv-cache-memory 64M --max-num-seqs 8"
+  else
+    skip "reference checkpoints by the program" "no golden and tools/golden_check.py in $LOCKSTEP_SHARED"
+  fi
+  if [ -d "$LOCKSTEP_SHARED/configs/SmolLM2-135M" ]; then
+    timed "dummy weights of SmolLM2-135M: the CPU's ids" same_ids "$LOCKSTEP_SHARED/configs/SmolLM2-135M" --load-format dummy \
+      --ids 1,2,3,4,5
+  else
+    skip "dummy weights of SmolLM2-135M" "no configs/SmolLM2-135M in $LOCKSTEP_SHARED"
+  fi
+  smollm2=${SMOLLM2:-$(ls -d "${XDG_CACHE_HOME:-$HOME/.cache}"/lockstep/SmolLM2-135M-Instruct/*.gguf 2>/dev/null | head -n 1)}
+  if [ -e "$smollm2" ]; then
+    timed "SmolLM2-135M-Instruct: the CPU's ids" same_ids "$smollm2" --prompt "The three primary colours are"
+  else
+    skip "SmolLM2-135M-Instruct" "not there (bash launch/quickstart.sh fetches it; SMOLLM2 names it)"
+  fi
+}
+
+# compute-sanitizer slows kernels down tens of times: a few cases of each kernel.
+sanitized() {  # sanitized TOOL PROGRAM FILTER [LAUNCHER...]
+  local tool=$1 program=$2 filter=$3
+  shift 3
+  timed "$tool: $program ${filter:0:24}" timeout 300 "$@" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+    $build/tests/"$program" --gtest_filter="$filter"
+}
+run_sanitize() {
+  command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
+  command -v compute-sanitizer >/dev/null || { skip "sanitize" "no compute-sanitizer"; return; }
+  local tool
+  for tool in memcheck racecheck; do
+    sanitized $tool attention/cuda_attention_test \
+      '*PaddingRows*:*AnEmptyBatch*:*InvisibleNan*:*FusedRows*:*LogitSoftcap*:*WriteKv*'
+    sanitized $tool model/cuda_model_test '*RmsNorm*:*SiluMul*:*GatherRows*:*RopeTest*/bfloat16_to_bfloat16*'
+    sanitized $tool model/cuda_model_test 'RowStepTest.TakesOddHeadsWindowsAndCaps'
+  done
+  sanitized memcheck model/cuda_weights_test '*'
+  sanitized memcheck model/cuda_sum_mp_test '*MatchesSumsOnTheHost*' tests/mpirun.sh 1
+}
+
+for part in "${parts[@]}"; do "run_$part"; done
 
 printf '\n== summary (%d GPUs, %d s)\n' "$gpus" $((SECONDS - started))
 printf '%s\n' "${summary[@]}"
