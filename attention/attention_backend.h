@@ -23,7 +23,8 @@ enum class GraphSupport { kNever, kUniformSingleTokenDecode, kUniformBatch, kAlw
 struct AttentionCapabilities {
   std::vector<DType> activation_dtypes;
   std::vector<DType> kv_dtypes;
-  bool activations_in_kv_dtype = false;  // no other pairs of the two
+  // No other pairs of the two, but for a kF8E4M3 cache, which goes with all.
+  bool activations_in_kv_dtype = false;
   int64_t min_head_dim = 1;
   int64_t max_head_dim = 0;
   int64_t head_dim_multiple = 1;
@@ -69,8 +70,8 @@ class AttentionBackend {
   virtual absl::StatusOr<std::unique_ptr<AttentionMetadata>> BuildMetadata(
       const AttentionBatch& batch, int64_t block_size) const = 0;
 
-  // Writes row t of keys and values, each [T, Hkv_local * D] float32 (converted to the cache's
-  // dtype, nearest-even), to slot slots[t]; kNoSlot writes nothing.
+  // Writes row t of keys and values, each [T, Hkv_local * D] float32 (divided by the cache's scale
+  // and converted to its dtype, nearest-even), to slot slots[t]; kNoSlot writes nothing.
   virtual void WriteKv(const MatrixView& keys, const MatrixView& values,
                        std::span<const int64_t> slots, const KvCacheView& cache) const = 0;
 

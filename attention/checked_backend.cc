@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "attention/kv_convert.h"
 #include "attention/reference_backend.h"
 #include "runtime/core/difference.h"
 
@@ -33,6 +34,7 @@ double AttentionTolerance(DType kv_dtype) {
     case DType::kF16:
       return 0x1p-9;
     case DType::kBF16:
+    case DType::kF8E4M3:
       return 0x1p-6;
   }
   LOCKSTEP_CHECK(false);
@@ -108,13 +110,14 @@ void CheckedBackend::CompareWritten(AttentionDifference place, const float* want
                               bytes * cache.Offset(place.slot / cache.block_size, place.head,
                                                    place.slot % cache.block_size);
   converted_.resize(dim * bytes);
-  Convert(DType::kF32, wanted, cache.dtype, converted_.data(), dim);
+  const float kv_scale = keys ? cache.k_scale : cache.v_scale;
+  ToCache(wanted, kv_scale, cache.dtype, converted_.data(), dim);
   if (std::memcmp(written, converted_.data(), dim * bytes) == 0) return;
   const float scale = LargestMagnitude(wanted, dim);
   for (place.element = 0; place.element < dim; ++place.element) {
     const int64_t offset = place.element * bytes;
-    Convert(cache.dtype, written + offset, DType::kF32, &place.value, 1);
-    Convert(cache.dtype, converted_.data() + offset, DType::kF32, &place.expected, 1);
+    FromCache(written + offset, kv_scale, cache.dtype, &place.value, 1);
+    FromCache(converted_.data() + offset, kv_scale, cache.dtype, &place.expected, 1);
     place.relative = RelativeDifference(place.value, place.expected, scale);
     if (place.relative > 0) Keep(place, /*tolerance=*/0);
   }

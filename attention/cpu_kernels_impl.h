@@ -389,6 +389,8 @@ void AttendKeyTile(const KeyTileTask& task, const SoftmaxState& partial) {
       return AttendKeyTileOf<F16>(task, partial);
     case DType::kBF16:
       return AttendKeyTileOf<BF16>(task, partial);
+    case DType::kF8E4M3:  // not among the backend's capabilities
+      __builtin_trap();
   }
 }
 

@@ -65,8 +65,10 @@ absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
 
 bool Aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-bool RunsOnTensorCores(DType dtype, int64_t head_dim) {
-  return dtype != DType::kF32 && head_dim % 8 == 0 && head_dim <= kMaxTensorCoreHeadDim;
+// Rows of the cache are copied in pieces of 16 bytes.
+bool RunsOnTensorCores(AttentionTypes types, int64_t head_dim) {
+  return types.activations != DType::kF32 && head_dim * SizeOf(types.cache) % 16 == 0 &&
+         head_dim <= kMaxTensorCoreHeadDim;
 }
 
 absl::Status CheckGeometry(const AttentionGeometry& g) {
@@ -104,12 +106,14 @@ absl::Status CheckGeometry(const AttentionGeometry& g) {
   return absl::OkStatus();
 }
 
-LogitScale MakeLogitScale(const AttentionGeometry& g) {
+// `k_scale`: of the keys as they are stored.
+LogitScale MakeLogitScale(const AttentionGeometry& g, double k_scale) {
   constexpr double kLog2E = std::numbers::log2e;
+  const double logit = g.scale * k_scale;  // of a product
   LogitScale scale = {
-      .factor = static_cast<float>(g.scale * kLog2E), .cap_input = 0, .cap_output = 0};
+      .factor = static_cast<float>(logit * kLog2E), .cap_input = 0, .cap_output = 0};
   if (g.logit_softcap > 0) {
-    scale.cap_input = static_cast<float>(2 * kLog2E * g.scale / g.logit_softcap);
+    scale.cap_input = static_cast<float>(2 * kLog2E * logit / g.logit_softcap);
     scale.cap_output = static_cast<float>(g.logit_softcap * kLog2E);
   }
   return scale;
@@ -125,7 +129,8 @@ PagedKv MakePagedKv(const CudaAttentionBatch& batch, const KvCacheView& cache) {
       .num_kv_heads = static_cast<int32_t>(cache.num_kv_heads),
       .head_dim = static_cast<int32_t>(cache.head_dim),
       .block_size = static_cast<int32_t>(cache.block_size),
-      .block_shift = power_of_two ? std::countr_zero(static_cast<uint64_t>(cache.block_size)) : -1};
+      .block_shift = power_of_two ? std::countr_zero(static_cast<uint64_t>(cache.block_size)) : -1,
+      .value_scale = cache.v_scale};
 }
 
 AttentionRows MakeRows(const AttentionGeometry& g, const CudaAttentionBatch& batch,
@@ -143,7 +148,7 @@ PrefillParams MakePrefillParams(const AttentionGeometry& g, const CudaAttentionB
                                 const CudaRows& out) {
   PrefillParams params = {.rows = MakeRows(g, batch, query, out),
                           .kv = MakePagedKv(batch, cache),
-                          .scale = MakeLogitScale(g),
+                          .scale = MakeLogitScale(g, cache.k_scale),
                           .query_start_loc = batch.query_start_loc,
                           .seq_lens = batch.seq_lens,
                           .table_rows = batch.table_rows,
@@ -251,21 +256,38 @@ absl::Status CudaWriteKv(const CudaAttentionBatch& batch, const CudaKvRows& rows
                         .num_tokens = static_cast<int32_t>(batch.num_tokens),
                         .num_kv_heads = static_cast<int32_t>(cache.num_kv_heads),
                         .head_dim = static_cast<int32_t>(cache.head_dim),
-                        .block_size = static_cast<int32_t>(cache.block_size)},
+                        .block_size = static_cast<int32_t>(cache.block_size),
+                        .k_scale = cache.k_scale,
+                        .v_scale = cache.v_scale},
                        rows.dtype, cache.dtype, programmatic_launch, stream);
 }
 
+CudaPrefill DefaultCudaPrefill(DType kv_dtype) {
+  return kv_dtype == DType::kF8E4M3 ? CudaPrefill::kMma : kDefaultCudaPrefill;
+}
+
 absl::StatusOr<CudaAttentionLayer> CudaAttentionLayer::Create(const AttentionGeometry& geometry,
-                                                              DType dtype, CudaPrefill prefill) {
+                                                              DType dtype, DType kv_dtype,
+                                                              CudaPrefill prefill) {
   LOCKSTEP_RETURN_IF_ERROR(CheckGeometry(geometry));
+  const bool is_fp8 = kv_dtype == DType::kF8E4M3;
+  if (dtype == DType::kF8E4M3 || (kv_dtype != dtype && !is_fp8)) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "CUDA attention: queries of %s with a cache of %s", Name(dtype), Name(kv_dtype)));
+  }
+  if (is_fp8 && prefill == CudaPrefill::kWarpgroup) {
+    return absl::UnimplementedError("CUDA attention: warpgroup products with an fp8 cache");
+  }
+  const AttentionTypes types = {.activations = dtype, .cache = kv_dtype};
   CudaAttentionLayer layer;
   layer.geometry_ = geometry;
   layer.dtype_ = dtype;
+  layer.kv_dtype_ = kv_dtype;
   layer.prefill_ = prefill;
-  layer.tensor_cores_ = RunsOnTensorCores(dtype, geometry.head_dim);
+  layer.tensor_cores_ = RunsOnTensorCores(types, geometry.head_dim);
   if (layer.tensor_cores_) {
-    LOCKSTEP_ASSIGN_OR_RETURN(layer.decode_blocks_, PrepareDecode(dtype, geometry.head_dim));
-    LOCKSTEP_RETURN_IF_ERROR(PreparePrefill(dtype, geometry.head_dim));
+    LOCKSTEP_ASSIGN_OR_RETURN(layer.decode_blocks_, PrepareDecode(types, geometry.head_dim));
+    LOCKSTEP_RETURN_IF_ERROR(PreparePrefill(types, geometry.head_dim));
     LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup,
                               PreparePrefillWgmma(dtype, geometry.head_dim));
     if (prefill == CudaPrefill::kWarpgroup && !has_warpgroup) {
@@ -291,10 +313,11 @@ absl::Status CudaAttentionLayer::CheckArguments(const CudaAttentionBatch& batch,
         geometry_.num_query_heads, geometry_.num_kv_heads, geometry_.head_dim, o.num_query_heads,
         o.num_kv_heads, o.head_dim));
   }
-  if (query.dtype != dtype_ || out.dtype != dtype_ || cache.dtype != dtype_) {
+  if (query.dtype != dtype_ || out.dtype != dtype_ || cache.dtype != kv_dtype_) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "CUDA attention: a layer made for %s with queries of %s, outputs of %s and a cache of %s",
-        Name(dtype_), Name(query.dtype), Name(out.dtype), Name(cache.dtype)));
+        "CUDA attention: a layer made for %s and a cache of %s with queries of %s, outputs of %s "
+        "and a cache of %s",
+        Name(dtype_), Name(kv_dtype_), Name(query.dtype), Name(out.dtype), Name(cache.dtype)));
   }
   if (cache.num_kv_heads != geometry_.num_kv_heads || cache.head_dim != geometry_.head_dim ||
       cache.block_size != batch.block_size || query.row_stride < width || out.row_stride < width) {
@@ -327,10 +350,11 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
   if (batch.num_tokens == 0 || geometry_.num_query_heads == 0) return absl::OkStatus();
   const auto& options = workspace.options_;
   const bool programmatic = options.programmatic_launch;
+  const AttentionTypes types = {.activations = dtype_, .cache = kv_dtype_};
   const PrefillParams prefill = MakePrefillParams(geometry_, batch, query, cache, out);
   if (!tensor_cores_) {
-    return LaunchGeneric(prefill, geometry_.scale, geometry_.logit_softcap, dtype_, programmatic,
-                         stream);
+    return LaunchGeneric(prefill, geometry_.scale * cache.k_scale, geometry_.logit_softcap, types,
+                         programmatic, stream);
   }
   if (batch.may_have_decode) {
     const auto window = std::find(options.sliding_windows.begin(), options.sliding_windows.end(),
@@ -358,12 +382,12 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
         std::min(options.max_splits, CeilDivide(options.max_model_len, options.min_split_keys));
     const int64_t most_items = batch.num_requests * most_splits * params.num_head_tiles;
     LOCKSTEP_RETURN_IF_ERROR(LaunchDecode(
-        params, dtype_, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
+        params, types, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
   return prefill_ == CudaPrefill::kWarpgroup
              ? LaunchPrefillWgmma(prefill, dtype_, programmatic, stream)
-             : LaunchPrefill(prefill, dtype_, programmatic, stream);
+             : LaunchPrefill(prefill, types, programmatic, stream);
 }
 
 }  // namespace lockstep

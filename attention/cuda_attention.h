@@ -111,8 +111,9 @@ struct CudaKvRows {
   int64_t row_stride = 0;
 };
 
-// Writes row t of keys and values to slot slot_mapping[t] of the cache (device memory), converted
-// to its dtype, nearest-even. InvalidArgument for views that do not fit together.
+// Writes row t of keys and values to slot slot_mapping[t] of the cache (device memory), divided by
+// its scale and converted to its dtype, nearest-even. InvalidArgument for views that do not fit
+// together.
 absl::Status CudaWriteKv(const CudaAttentionBatch& batch, const CudaKvRows& rows,
                          const KvCacheView& cache, CudaStream stream,
                          bool programmatic_launch = false);
@@ -128,22 +129,26 @@ struct CudaRows {
 // H100 or H200 has and a build for sm_90a uses.
 enum class CudaPrefill { kMma, kWarpgroup };
 inline constexpr CudaPrefill kDefaultCudaPrefill = CudaPrefill::kMma;
+// The warpgroup products do not read an fp8 cache.
+CudaPrefill DefaultCudaPrefill(DType kv_dtype);
 
 // One layer's attention: its geometry, checked and laid out once. Holds no device memory.
 class CudaAttentionLayer {
  public:
-  // Unimplemented, by name, for what the kernels cannot do: activations (queries and outputs) of
-  // another dtype than the cache, head_dim beyond 512, more than 256 groups of up to 16 query heads
-  // of one KV head. InvalidArgument for kv_groups that do not partition the heads, or a scale that
-  // is not positive.
+  // `dtype`: of queries and outputs. Unimplemented, by name, for what the kernels cannot do: a
+  // cache of another dtype, unless it is kF8E4M3; head_dim beyond 512, more than 256 groups of up
+  // to 16 query heads of one KV head. InvalidArgument for kv_groups that do not partition the
+  // heads, or a scale that is not positive.
   //
-  // bfloat16 and float16 with D <= 256 and a multiple of 8 run on tensor cores: softmax and sums in
-  // float32, weights rounded to the dtype for their product with V. Anything else (float32, other
-  // D) runs in plain float32 arithmetic: exact to float32's rounding, and slow.
+  // bfloat16 and float16 with D <= 256 and a multiple of 8 (of 16 for an fp8 cache) run on tensor
+  // cores: softmax and sums in float32, weights rounded to the dtype (float16 for an fp8 cache) for
+  // their product with V. Anything else (float32, other D) runs in plain float32 arithmetic: exact
+  // to float32's rounding, and slow.
   //
-  // Unimplemented also for CudaPrefill::kWarpgroup where device or build do not have it.
+  // Unimplemented also for CudaPrefill::kWarpgroup with an fp8 cache, or where device or build do
+  // not have it.
   static absl::StatusOr<CudaAttentionLayer> Create(const AttentionGeometry& geometry, DType dtype,
-                                                   CudaPrefill prefill = kDefaultCudaPrefill);
+                                                   DType kv_dtype, CudaPrefill prefill);
 
   CudaAttentionLayer() = default;
 
@@ -165,6 +170,7 @@ class CudaAttentionLayer {
 
   AttentionGeometry geometry_;
   DType dtype_ = DType::kBF16;
+  DType kv_dtype_ = DType::kBF16;
   bool tensor_cores_ = false;
   CudaPrefill prefill_ = kDefaultCudaPrefill;
   int64_t decode_blocks_ = 0;  // what the device runs at once

@@ -29,7 +29,7 @@ CudaRows Rows(const MatrixView& view) {
 const AttentionCapabilities& CudaAttentionCapabilities() {
   static const AttentionCapabilities capabilities = {
       .activation_dtypes = {DType::kBF16, DType::kF16, DType::kF32},
-      .kv_dtypes = {DType::kBF16, DType::kF16, DType::kF32},
+      .kv_dtypes = {DType::kBF16, DType::kF16, DType::kF32, DType::kF8E4M3},
       .activations_in_kv_dtype = true,
       .max_head_dim = kMaxHeadDim,
       .sliding_window = true,
@@ -141,8 +141,10 @@ void CudaBackend::WriteKv(const MatrixView& keys, const MatrixView& values,
 absl::Status CudaBackend::RunForward(const AttentionGeometry& geometry,
                                      const CudaAttentionBatch& batch, const MatrixView& query,
                                      const KvCacheView& cache, const MatrixView& out) const {
-  LOCKSTEP_ASSIGN_OR_RETURN(const CudaAttentionLayer layer,
-                            CudaAttentionLayer::Create(geometry, cache.dtype, options_.prefill));
+  const CudaPrefill prefill = options_.prefill.value_or(DefaultCudaPrefill(cache.dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      const CudaAttentionLayer layer,
+      CudaAttentionLayer::Create(geometry, query.dtype, cache.dtype, prefill));
   return layer.Forward(batch, workspace_, Rows(query), cache, Rows(out), stream_);
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ class CudaBackend : public AttentionBackend {
   struct Options {
     CudaAttentionWorkspace::Options sizes;
     int64_t block_size = 16;  // the smallest, for the room of block tables
-    CudaPrefill prefill = kDefaultCudaPrefill;
+    std::optional<CudaPrefill> prefill = std::nullopt;  // none: DefaultCudaPrefill
   };
 
   // Errors are CudaAttentionWorkspace::Create's.
@@ -41,7 +42,7 @@ class CudaBackend : public AttentionBackend {
   // Keys and values of any dtype.
   void WriteKv(const MatrixView& keys, const MatrixView& values, std::span<const int64_t> slots,
                const KvCacheView& cache) const override;
-  // query and out have the cache's dtype.
+  // query and out have the cache's dtype, or any beside an fp8 cache.
   void Forward(const AttentionGeometry& geometry, const AttentionMetadata& metadata,
                const MatrixView& query, const KvCacheView& cache,
                const MatrixView& out) const override;

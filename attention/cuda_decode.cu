@@ -13,64 +13,13 @@
 //
 // A request of several parts: partial results go to memory, and the block that finishes the last of
 // them adds them all (cuda_merge.cuh).
-#include "attention/cuda_device_code.cuh"
+#include "attention/cuda_decode.cuh"
 #include "attention/cuda_launch.cuh"
 #include "attention/cuda_merge.cuh"
 
 namespace lockstep {
+namespace decode {
 namespace {
-
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kKeys = kDecodeKeyTile;
-static_assert(kKeys == 16 * kWarps && kKeys <= kThreads);
-
-// D padded to kDim. A stage of the ring: 64 rows of K, 64 of V, 16 of queries. Where a row is a
-// multiple of 128 bytes, its 16-byte pieces are permuted by the row's number, else 16 bytes follow
-// each row; both put the same columns of 8 rows into different banks. D = 128: 3 stages of 144 *
-// 256 bytes and 5 KiB make 112.7 KiB, just half of what a multiprocessor has: two blocks, whose 128
-// KiB of copies under way are more than the 34 KiB that 4.5 TB/s and 1 us of latency take.
-template <int kDim>
-struct Layout {
-  static constexpr int kStages = 3;
-  static constexpr bool kPermuted = kDim % 64 == 0;
-  static constexpr int kRowBytes = kDim * 2 + (kPermuted ? 0 : 16);
-  static constexpr int kTileBytes = kKeys * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes + kDecodeHeadTile * kRowBytes;
-
-  // Of a row of which `row % 8` is given, the byte offset of its 16-byte piece `chunk`.
-  static __device__ uint32_t Chunk(int row, int chunk) {
-    return static_cast<uint32_t>(kPermuted ? chunk ^ (row % 8) : chunk) * 16;
-  }
-};
-
-// What a stage holds.
-struct StageInfo {
-  int32_t end_of_work;  // 1: nothing, and nothing follows
-  int32_t begin;        // visible keys of the tile, may be outside [0, 64]
-  int32_t end;
-  int32_t is_first;  // tile of its item
-  int32_t is_last;
-  int32_t request;
-  int32_t row;
-  int32_t split;
-  int32_t num_splits;
-  int32_t first_head;
-  int32_t num_heads;
-};
-
-template <int kDim>
-struct Memory {
-  unsigned char stages[Layout<kDim>::kStages][Layout<kDim>::kStageBytes];
-  // Logits of the tile; the key's number is permuted by the row's: see LogitIndex.
-  float logits[kDecodeHeadTile * kKeys];
-  int32_t cache_rows[Layout<kDim>::kStages - 1][kKeys];  // of tiles to be copied; -1: not visible
-  StageInfo info[Layout<kDim>::kStages];
-  uint32_t parts_before;  // of a part's request and heads, done when it was
-};
-
-// Rows 0 to 3 of a pair of neighbouring keys lie in different banks.
-__device__ int LogitIndex(int row, int key) { return row * kKeys + (key ^ (row % 4 * 8)); }
 
 // The block's items, tile by tile; in threads below kKeys.
 class TileSequence {
@@ -143,26 +92,29 @@ class TileSequence {
 };
 
 // Copies of one tile, given its rows and info; queries with an item's first tile. Always one group.
-template <typename T, int kDim>
-__device__ void StartCopies(const DecodeParams& p, Memory<kDim>& memory, int stage,
+template <typename T, typename Cache, int kDim>
+__device__ void StartCopies(const DecodeParams& p, Memory<Cache, kDim>& memory, int stage,
                             const int32_t* cache_rows) {
-  using L = Layout<kDim>;
-  constexpr int kChunks = kDim / 8;
+  using L = Layout<Cache, kDim>;
+  constexpr int kCopies = kKeys * L::kPieces;
   const StageInfo& info = memory.info[stage];
   if (info.end_of_work == 0) {
     const uint32_t to = SharedAddress(memory.stages[stage]);
 #pragma unroll
-    for (int j = 0; j < kKeys * kChunks / kThreads; ++j) {
-      const int row = (j * kThreads + threadIdx.x) / kChunks;
-      const int chunk = (j * kThreads + threadIdx.x) % kChunks;
+    for (int j = 0; j < (kCopies + kThreads - 1) / kThreads; ++j) {
+      const unsigned i = j * kThreads + threadIdx.x;
+      if (kCopies % kThreads != 0 && i >= kCopies) break;
+      const int row = static_cast<int>(i / L::kPieces);
+      const int piece = static_cast<int>(i % L::kPieces);
       const int32_t from_row = cache_rows[row];
-      const bool valid = from_row >= 0 && chunk * 8 < p.kv.head_dim;
-      const int64_t from = valid ? int64_t{from_row} * p.kv.head_dim + chunk * 8 : 0;
-      const uint32_t row_to = to + row * L::kRowBytes + L::Chunk(row, chunk);
-      CopyAsync16(row_to, static_cast<const T*>(p.kv.keys) + from, valid);
-      CopyAsync16(row_to + L::kTileBytes, static_cast<const T*>(p.kv.values) + from, valid);
+      const bool valid = from_row >= 0 && piece * L::kPiece < p.kv.head_dim;
+      const int64_t from = valid ? int64_t{from_row} * p.kv.head_dim + piece * L::kPiece : 0;
+      const uint32_t row_to = to + row * L::kRowBytes + L::Chunk(row, piece);
+      CopyAsync16(row_to, static_cast<const Cache*>(p.kv.keys) + from, valid);
+      CopyAsync16(row_to + L::kTileBytes, static_cast<const Cache*>(p.kv.values) + from, valid);
     }
     if (info.is_first != 0) {
+      constexpr int kChunks = kDim / 8;
       const T* const query = static_cast<const T*>(p.rows.query) + info.row * p.rows.query_stride +
                              int64_t{info.first_head} * p.kv.head_dim;
 #pragma unroll
@@ -170,7 +122,8 @@ __device__ void StartCopies(const DecodeParams& p, Memory<kDim>& memory, int sta
         const int row = i / kChunks;
         const int chunk = i % kChunks;
         const bool valid = row < info.num_heads && chunk * 8 < p.kv.head_dim;
-        CopyAsync16(to + 2 * L::kTileBytes + row * L::kRowBytes + L::Chunk(row, chunk),
+        const uint32_t in_row = kIsFp8<Cache> ? chunk * 16 : L::Chunk(row, chunk);
+        CopyAsync16(to + 2 * L::kTileBytes + row * L::kQueryRowBytes + in_row,
                     query + (valid ? row * p.kv.head_dim + chunk * 8 : 0), valid);
       }
     }
@@ -178,136 +131,8 @@ __device__ void StartCopies(const DecodeParams& p, Memory<kDim>& memory, int sta
   CommitCopies();
 }
 
-// What a warp keeps of an item. Rows g and g + 8 of the heads are this lane's; the second half is
-// left out where the tile has at most 8 heads.
-template <int kDim>
-struct WarpState {
-  // Pairs of 8 columns; of all D / 16, warp w has w, w + 4, ...
-  static constexpr int kPairs = (kDim / 16 + kWarps - 1) / kWarps;
-
-  uint32_t query[kDim / 16][4];
-  float acc[kPairs][2][4];
-  float max[2];
-  float sum[2];  // this lane's keys only
-
-  __device__ void Reset() {
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) acc[j][i / 4][i % 4] = 0;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      max[h] = -INFINITY;
-      sum[h] = 0;
-    }
-  }
-};
-
-template <int kDim>
-__device__ void LoadQuery(uint32_t stage, WarpState<kDim>& state) {
-  using L = Layout<kDim>;
-  const int lane = threadIdx.x % 32;
-  const uint32_t row = stage + 2 * L::kTileBytes + lane % 16 * L::kRowBytes;
-#pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    LoadMatrices(state.query[k], row + L::Chunk(lane % 8, 2 * k + lane / 16));
-  }
-}
-
-// Logits of the warp's 16 keys, as products or capped, into shared memory. Two chains of products
-// for each, over even and odd k.
-template <typename T, int kDim>
-__device__ void ComputeLogits(const LogitScale& scale, const StageInfo& info, uint32_t stage,
-                              const WarpState<kDim>& state, float* logits) {
-  using L = Layout<kDim>;
-  const int lane = threadIdx.x % 32;
-  const int first = threadIdx.x / 32 * 16;
-  const uint32_t row = stage + (first + lane / 16 * 8 + lane % 8) * L::kRowBytes;
-  float c[2][2][4] = {};
-#pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    uint32_t b[4];
-    LoadMatrices(b, row + L::Chunk(lane % 8, 2 * k + lane / 8 % 2));
-    Mma<T>(c[k % 2][0], state.query[k], b[0], b[1]);
-    Mma<T>(c[k % 2][1], state.query[k], b[2], b[3]);
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int key = first + n * 8 + lane % 4 * 2;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (h == 1 && info.num_heads <= 8) continue;
-      float pair[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        pair[j] = c[0][n][2 * h + j] + c[1][n][2 * h + j];
-        if (scale.cap_output != 0) pair[j] = Capped(scale, pair[j]);
-        if (key + j < info.begin || key + j >= info.end) pair[j] = -INFINITY;
-      }
-      *reinterpret_cast<float2*>(logits + LogitIndex(lane / 4 + h * 8, key)) =
-          make_float2(pair[0], pair[1]);
-    }
-  }
-}
-
-// Softmax of the 64 logits of row half h: weights become A fragments, the state follows; returns
-// what the weighted values shrink by.
-template <typename T, int kDim>
-__device__ float SoftmaxRow(float factor, const float* logits, int h, uint32_t (&weights)[4][4],
-                            WarpState<kDim>& state) {
-  const int lane = threadIdx.x % 32;
-  float2 x[8];  // keys 8 i + 2 c, 8 i + 2 c + 1
-  float max = state.max[h];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    x[i] = *reinterpret_cast<const float2*>(logits +
-                                            LogitIndex(lane / 4 + h * 8, i * 8 + lane % 4 * 2));
-    max = fmaxf(max, fmaxf(x[i].x, x[i].y));
-  }
-  max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
-  max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
-  const float offset = max == -INFINITY ? 0.0f : max * factor;
-  const float shrink = max == state.max[h] ? 1.0f : Exp2(fmaf(state.max[h], factor, -offset));
-  float sum = state.sum[h] * shrink;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    x[i].x = Exp2(fmaf(x[i].x, factor, -offset));
-    x[i].y = Exp2(fmaf(x[i].y, factor, -offset));
-    sum += x[i].x + x[i].y;
-    weights[i / 2][i % 2 * 2 + h] = Pack<T>(x[i].x, x[i].y);
-  }
-  state.max[h] = max;
-  state.sum[h] = sum;
-  return shrink;
-}
-
-template <typename T, int kDim>
-__device__ void AddValues(uint32_t stage, const uint32_t (&weights)[4][4], const float (&shrink)[2],
-                          WarpState<kDim>& state) {
-  using L = Layout<kDim>;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const uint32_t row = stage + L::kTileBytes + lane % 16 * L::kRowBytes;
-#pragma unroll
-  for (int j = 0; j < WarpState<kDim>::kPairs; ++j) {
-    const int pair = warp + j * kWarps;
-    if (pair >= kDim / 16) continue;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) state.acc[j][i / 4][i % 4] *= shrink[i % 4 / 2];
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      uint32_t b[4];
-      LoadMatricesTransposed(
-          b, row + k * 16 * L::kRowBytes + L::Chunk(lane % 8, 2 * pair + lane / 16));
-      Mma<T>(state.acc[j][0], weights[k], b[0], b[1]);
-      Mma<T>(state.acc[j][1], weights[k], b[2], b[3]);
-    }
-  }
-}
-
 // An item is done: the output where it is all of its request, else a partial result.
-template <typename T, int kDim>
+template <typename T, typename Cache, int kDim>
 __device__ void StoreItem(const DecodeParams& p, const StageInfo& info,
                           const WarpState<kDim>& state) {
   const int lane = threadIdx.x % 32;
@@ -323,7 +148,7 @@ __device__ void StoreItem(const DecodeParams& p, const StageInfo& info,
     const int32_t head = info.first_head + row;
     const bool whole = info.num_splits == 1;
     // Without any key (a padding request) the row is zero.
-    const float scale = !whole ? 1.0f : info.end > info.begin ? 1.0f / sum : 0.0f;
+    const float scale = !whole ? 1.0f : info.end > info.begin ? p.kv.value_scale / sum : 0.0f;
     const int64_t partial = PartialRow(p, info.request, head) + info.split;
     if (!whole && warp == 0 && lane % 4 == 0) {
       *reinterpret_cast<float2*>(p.partial_stats + 2 * partial) =
@@ -334,10 +159,13 @@ __device__ void StoreItem(const DecodeParams& p, const StageInfo& info,
     float* const values = p.partials + partial * p.kv.head_dim;
 #pragma unroll
     for (int i = 0; i < WarpState<kDim>::kPairs * 2; ++i) {
-      const int column = (warp + i / 2 * kWarps) * 16 + i % 2 * 8 + lane % 4 * 2;
+      const float(&acc)[2][4] = state.acc[i / 2];
+      const int first = (warp + i / 2 * kWarps) * 16;
+      const int column =
+          first + (kIsFp8<Cache> ? lane % 4 * 4 + i % 2 * 2 : i % 2 * 8 + lane % 4 * 2);
       if (column >= p.kv.head_dim) continue;
-      const float x = state.acc[i / 2][i % 2][2 * h] * scale;
-      const float y = state.acc[i / 2][i % 2][2 * h + 1] * scale;
+      const float x = scale * (kIsFp8<Cache> ? acc[0][2 * h + i % 2] : acc[i % 2][2 * h]);
+      const float y = scale * (kIsFp8<Cache> ? acc[1][2 * h + i % 2] : acc[i % 2][2 * h + 1]);
       if (whole) {
         *reinterpret_cast<uint32_t*>(out + column) = Pack<T>(x, y);
       } else {
@@ -365,32 +193,41 @@ __device__ void MergeBehindLast(const DecodeParams& p, const StageInfo& info,
   }
 }
 
-template <typename T, int kDim>
-__device__ void AttendTile(const DecodeParams& p, const StageInfo& info, uint32_t stage,
-                           Memory<kDim>& memory, WarpState<kDim>& state) {
+template <typename T, typename Cache, int kDim>
+__device__ void AttendTile(const DecodeParams& p, const StageInfo& info, int stage,
+                           Memory<Cache, kDim>& memory, WarpState<kDim>& state) {
+  const uint32_t tile = SharedAddress(memory.stages[stage]);
   float* const logits = memory.logits;
   if (info.is_first != 0) {
     state.Reset();
-    LoadQuery<kDim>(stage, state);
+    LoadQuery<T, Cache, kDim>(tile, memory.stages[stage], state);
   }
-  ComputeLogits<T, kDim>(p.scale, info, stage, state, logits);
+  ComputeLogits<T, Cache, kDim>(p.scale, info, tile, state, logits);
   __syncthreads();
+  using Product = ProductType<T, Cache>;
   const float factor = p.scale.cap_output != 0 ? 1.0f : p.scale.factor;
   uint32_t weights[kKeys / 16][4] = {};
   float shrink[2] = {1, 1};
-  shrink[0] = SoftmaxRow<T, kDim>(factor, logits, 0, weights, state);
-  if (info.num_heads > 8) shrink[1] = SoftmaxRow<T, kDim>(factor, logits, 1, weights, state);
-  AddValues<T, kDim>(stage, weights, shrink, state);
+  shrink[0] = SoftmaxRow<Product, kDim>(factor, logits, 0, weights, state);
+  if (info.num_heads > 8) shrink[1] = SoftmaxRow<Product, kDim>(factor, logits, 1, weights, state);
+  AddValues<T, Cache, kDim>(tile, weights, shrink, state);
   if (info.is_last == 0) return;
-  StoreItem<T, kDim>(p, info, state);
+  StoreItem<T, Cache, kDim>(p, info, state);
   if (info.num_splits > 1) MergeBehindLast<T>(p, info, &memory.parts_before);
 }
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__ DecodeParams p) {
-  constexpr int kStages = Layout<kDim>::kStages;
+// Registers for as many blocks as shared memory holds, or three.
+template <int kDim>
+constexpr int kBlocksAtOnce = kDim <= 64    ? 3
+                              : kDim <= 128 ? 2
+                                            : 1;
+
+template <typename T, typename Cache, int kDim>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kDim>)
+    DecodeKernel(const __grid_constant__ DecodeParams p) {
+  constexpr int kStages = Layout<Cache, kDim>::kStages;
   extern __shared__ __align__(128) unsigned char dynamic_memory[];
-  auto& memory = *reinterpret_cast<Memory<kDim>*>(dynamic_memory);
+  auto& memory = *reinterpret_cast<Memory<Cache, kDim>*>(dynamic_memory);
   AllowSuccessor();
   WaitForPredecessor();
   TileSequence tiles(p);
@@ -413,7 +250,8 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__
   StageInfo next_info = tiles.Info();
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) StartCopies<T, kDim>(p, memory, i, memory.cache_rows[i]);
+  for (int i = 0; i < kStages - 1; ++i)
+    StartCopies<T, Cache, kDim>(p, memory, i, memory.cache_rows[i]);
   ZeroRows<T>(p.rows, p.kv.head_dim, p.plan->num_rows, int64_t{blockIdx.x} * kThreads + threadIdx.x,
               int64_t{gridDim.x} * kThreads);
 
@@ -428,25 +266,26 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__
     __syncthreads();  // also: all warps are done with the tile before, in free_stage
     const StageInfo info = memory.info[stage];
     if (info.end_of_work != 0) break;
-    StartCopies<T, kDim>(p, memory, free_stage, memory.cache_rows[0]);
+    StartCopies<T, Cache, kDim>(p, memory, free_stage, memory.cache_rows[0]);
     if (threadIdx.x < kKeys) {
       tiles.Advance();
       next_row = tiles.CacheRow();
       next_info = tiles.Info();
     }
-    AttendTile<T, kDim>(p, info, SharedAddress(memory.stages[stage]), memory, state);
+    AttendTile<T, Cache, kDim>(p, info, stage, memory, state);
   }
 }
 
 // ---- Host ---------------------------------------------------------------------------------------
 
 }  // namespace
+}  // namespace decode
 
-absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim) {
-  return WithTypes(dtype, head_dim, [](auto type, auto dim) -> absl::StatusOr<int64_t> {
+absl::StatusOr<int64_t> PrepareDecode(AttentionTypes types, int64_t head_dim) {
+  return WithTypes(types, head_dim, [](auto type, auto cache, auto dim) -> absl::StatusOr<int64_t> {
     constexpr int kDim = decltype(dim)::value;
-    constexpr int kBytes = sizeof(Memory<kDim>);
-    const auto kernel = DecodeKernel<decltype(type), kDim>;
+    constexpr int kBytes = sizeof(decode::Memory<decltype(cache), kDim>);
+    const auto kernel = decode::DecodeKernel<decltype(type), decltype(cache), kDim>;
     LOCKSTEP_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     int device = 0;
@@ -454,7 +293,8 @@ absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim) {
     int blocks = 0;
     LOCKSTEP_CUDA(cudaGetDevice(&device));
     LOCKSTEP_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    LOCKSTEP_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes));
+    LOCKSTEP_CUDA(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, decode::kThreads, kBytes));
     if (blocks < 1) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "the decode attention kernel for head_dim %d needs %d bytes of shared memory: more than "
@@ -465,12 +305,13 @@ absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim) {
   });
 }
 
-absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
+absl::Status LaunchDecode(const DecodeParams& params, AttentionTypes types, int64_t num_blocks,
                           bool programmatic, CudaStream stream) {
-  return WithTypes(dtype, params.kv.head_dim, [&](auto type, auto dim) -> absl::Status {
+  return WithTypes(types, params.kv.head_dim, [&](auto type, auto cache, auto dim) -> absl::Status {
     constexpr int kDim = decltype(dim)::value;
-    return LaunchKernel(DecodeKernel<decltype(type), kDim>, dim3(static_cast<unsigned>(num_blocks)),
-                        kThreads, sizeof(Memory<kDim>), params, programmatic, stream,
+    return LaunchKernel(decode::DecodeKernel<decltype(type), decltype(cache), kDim>,
+                        dim3(static_cast<unsigned>(num_blocks)), decode::kThreads,
+                        sizeof(decode::Memory<decltype(cache), kDim>), params, programmatic, stream,
                         "launch of decode attention");
   });
 }

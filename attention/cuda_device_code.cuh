@@ -9,6 +9,9 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <type_traits>
 
 #include "attention/cuda_kernels.h"
 
@@ -33,6 +36,7 @@ __device__ inline void AllowSuccessor() {
 __device__ inline float AsFloat(float x) { return x; }
 __device__ inline float AsFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float AsFloat(__half x) { return __half2float(x); }
+__device__ inline float AsFloat(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
 
 template <typename T>
 __device__ T FromFloat(float x);
@@ -49,6 +53,12 @@ __device__ inline __half FromFloat<__half>(float x) {
   return __float2half_rn(x);
 }
 
+// Saturating; NaN stays NaN.
+template <>
+__device__ inline __nv_fp8_e4m3 FromFloat<__nv_fp8_e4m3>(float x) {
+  return __nv_fp8_e4m3(x);
+}
+
 // `low` in the lower half.
 template <typename T>
 __device__ inline uint32_t Pack(float low, float high);
@@ -63,6 +73,68 @@ __device__ inline uint32_t Pack<__half>(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// ---- fp8 caches ---------------------------------------------------------------------------------
+//
+// Tensor cores multiply what an fp8 cache holds as float16, which has all numbers of E4M3. Weights
+// of the values are float16 then, too; so are queries, times a power of 2 that brings the row's
+// largest to [2^14, 2^15), which leaves every bit of a bfloat16 that matters beside it.
+
+template <typename Cache>
+constexpr bool kIsFp8 = std::is_same_v<Cache, __nv_fp8_e4m3>;
+
+// What the products of queries of T with a cache of Cache are made of.
+template <typename T, typename Cache>
+using ProductType = std::conditional_t<kIsFp8<Cache>, __half, T>;
+
+// Bytes 0 and 1 to the two halves of `low`, 2 and 3 to those of `high`.
+__device__ inline void WidenFp8(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\n\tcvt.rn.f16x2.e4m3x2 %1, h;\n\t}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+}
+
+// Of a transposed 8 x 8 matrix of pairs of fp8: the first of both pairs to `even`, the second to
+// `odd`.
+__device__ inline void WidenFp8Pairs(uint32_t pairs, uint32_t& even, uint32_t& odd) {
+  WidenFp8(__byte_perm(pairs, 0, 0x3120), even, odd);
+}
+
+// 2^e for a row whose largest magnitude is given (see above), and 2^-e.
+struct QueryScale {
+  float up;
+  float down;
+
+  __device__ explicit QueryScale(float largest) {
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23 & 0xff) - 127;
+    const int e = min(14 - exponent, 126);
+    up = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
+    down = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
+  }
+};
+
+// Two neighbours of a row of queries as float16, times `up`; unchanged where they are float16.
+template <typename T>
+__device__ inline uint32_t QueryPair(uint32_t pair, float up);
+template <>
+__device__ inline uint32_t QueryPair<__half>(uint32_t pair, float) {
+  return pair;
+}
+template <>
+__device__ inline uint32_t QueryPair<__nv_bfloat16>(uint32_t pair, float up) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+      : "=r"(packed)
+      : "f"(__uint_as_float(pair & 0xffff0000u) * up), "f"(__uint_as_float(pair << 16) * up));
+  return packed;
+}
+// The larger magnitude of the two; 0 where it is not needed.
+template <typename T>
+__device__ inline float LargerOfPair(uint32_t pair) {
+  if constexpr (std::is_same_v<T, __half>) return 0;
+  return fmaxf(fabsf(__uint_as_float(pair & 0xffff0000u)), fabsf(__uint_as_float(pair << 16)));
 }
 
 // ---- Tensor cores -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ constexpr int kColumns = kMaxHeadDim / 32;  // of a lane
 
 struct GenericParams {
   PrefillParams base;
-  float scale;
+  float scale;    // of a product of a query with what is stored of a key
   float softcap;  // 0: none
 };
 
@@ -49,7 +49,7 @@ struct WarpResult {
   float acc[kWarps][kMaxHeadDim];
 };
 
-template <typename T>
+template <typename Cache>
 __device__ void AttendKeys(const GenericParams& p, const Row& row, int32_t kv_head,
                            const float* query, WarpResult& result) {
   const int lane = threadIdx.x % 32;
@@ -73,7 +73,7 @@ __device__ void AttendKeys(const GenericParams& p, const Row& row, int32_t kv_he
     const int32_t cache_row = visible ? RowIndex(kv, table, key, kv_head) : 0;
     float logit = -INFINITY;
     if (visible) {
-      const T* const k = static_cast<const T*>(kv.keys) + int64_t{cache_row} * kv.head_dim;
+      const Cache* const k = static_cast<const Cache*>(kv.keys) + int64_t{cache_row} * kv.head_dim;
       float product = 0;
       for (int32_t d = 0; d < kv.head_dim; ++d) product = fmaf(query[d], AsFloat(k[d]), product);
       logit = product * p.scale;
@@ -98,7 +98,7 @@ __device__ void AttendKeys(const GenericParams& p, const Row& row, int32_t kv_he
     for (int32_t j = begin - first; j < end - first; ++j) {
       const float w = __shfl_sync(kFullWarp, weight, j);
       const int64_t from = int64_t{__shfl_sync(kFullWarp, cache_row, j)} * kv.head_dim;
-      const T* const v = static_cast<const T*>(kv.values) + from;
+      const Cache* const v = static_cast<const Cache*>(kv.values) + from;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
         const int32_t d = lane + 32 * i;
@@ -114,7 +114,7 @@ __device__ void AttendKeys(const GenericParams& p, const Row& row, int32_t kv_he
   for (int i = 0; i < kColumns; ++i) result.acc[warp][lane + 32 * i] = acc[i];
 }
 
-template <typename T>
+template <typename T, typename Cache>
 __global__ void __launch_bounds__(kThreads) GenericKernel(const __grid_constant__ GenericParams p) {
   __shared__ float query[kMaxHeadDim];
   __shared__ WarpResult result;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) GenericKernel(const __grid_constant_
   __syncthreads();
   int32_t kv_head = 0;
   while (head >= p.base.first_head[kv_head + 1]) ++kv_head;
-  AttendKeys<T>(p, row, kv_head, query, result);
+  AttendKeys<Cache>(p, row, kv_head, query, result);
   __syncthreads();
   float max = -INFINITY;
   for (int w = 0; w < kWarps; ++w) max = fmaxf(max, result.max[w]);
@@ -149,26 +149,39 @@ __global__ void __launch_bounds__(kThreads) GenericKernel(const __grid_constant_
       value = fmaf(result.acc[w][d], weight, value);
       sum = fmaf(result.sum[w], weight, sum);
     }
-    out[d] = FromFloat<T>(value / sum);
+    out[d] = FromFloat<T>(value / sum * p.base.kv.value_scale);
   }
+}
+
+template <typename T, typename Cache>
+absl::Status Launch(const GenericParams& p, bool programmatic, CudaStream stream) {
+  const dim3 grid(static_cast<unsigned>(p.base.rows.num_tokens),
+                  static_cast<unsigned>(p.base.rows.num_query_heads));
+  return LaunchKernel(GenericKernel<T, Cache>, grid, kThreads, 0, p, programmatic, stream,
+                      "launch of float32 attention");
+}
+
+template <typename T>
+absl::Status LaunchOf(const GenericParams& p, DType cache, bool programmatic, CudaStream stream) {
+  return cache == DType::kF8E4M3 ? Launch<T, __nv_fp8_e4m3>(p, programmatic, stream)
+                                 : Launch<T, T>(p, programmatic, stream);
 }
 
 }  // namespace
 
-absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap, DType dtype,
-                           bool programmatic, CudaStream stream) {
+absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap,
+                           AttentionTypes types, bool programmatic, CudaStream stream) {
   const GenericParams p = {.base = params, .scale = scale, .softcap = softcap};
-  const dim3 grid(static_cast<unsigned>(params.rows.num_tokens),
-                  static_cast<unsigned>(params.rows.num_query_heads));
-  const char* const name = "launch of float32 attention";
-  switch (dtype) {
+  LOCKSTEP_CHECK(types.cache == types.activations || types.cache == DType::kF8E4M3);
+  switch (types.activations) {
     case DType::kF32:
-      return LaunchKernel(GenericKernel<float>, grid, kThreads, 0, p, programmatic, stream, name);
+      return LaunchOf<float>(p, types.cache, programmatic, stream);
     case DType::kF16:
-      return LaunchKernel(GenericKernel<__half>, grid, kThreads, 0, p, programmatic, stream, name);
+      return LaunchOf<__half>(p, types.cache, programmatic, stream);
     case DType::kBF16:
-      return LaunchKernel(GenericKernel<__nv_bfloat16>, grid, kThreads, 0, p, programmatic, stream,
-                          name);
+      return LaunchOf<__nv_bfloat16>(p, types.cache, programmatic, stream);
+    case DType::kF8E4M3:
+      break;
   }
   LOCKSTEP_CHECK(false);
 }

@@ -68,6 +68,7 @@ struct PagedKv {
   int32_t head_dim;
   int32_t block_size;
   int32_t block_shift;  // log2 of block_size, -1 when it is no power of two
+  float value_scale;    // of a value that is stored; a key's is in LogitScale
 };
 
 // From a product s = q . k to the logit in units of log2(e): s * factor, or, where cap_output is
@@ -125,23 +126,31 @@ struct PrefillParams {
   int16_t first_head[kMaxHeadTiles + 1];  // of each KV head, then Hq
 };
 
+// Of queries and outputs, bfloat16 or float16 where nothing else is said, and of the cache: the
+// same or kF8E4M3.
+struct AttentionTypes {
+  DType activations;
+  DType cache;
+};
+
 // Once, before the first launch: raises the kernel's shared memory, and reads how many blocks of it
-// run at once on the device. `dtype` is bfloat16 or float16.
-absl::StatusOr<int64_t> PrepareDecode(DType dtype, int64_t head_dim);
-absl::Status PreparePrefill(DType dtype, int64_t head_dim);
+// run at once on the device.
+absl::StatusOr<int64_t> PrepareDecode(AttentionTypes types, int64_t head_dim);
+absl::Status PreparePrefill(AttentionTypes types, int64_t head_dim);
 // False where this device, or this build, has no warpgroup products (sm_90a).
 absl::StatusOr<bool> PreparePrefillWgmma(DType dtype, int64_t head_dim);
 
 // At most `num_blocks` blocks loop over the plan's items.
-absl::Status LaunchDecode(const DecodeParams& params, DType dtype, int64_t num_blocks,
+absl::Status LaunchDecode(const DecodeParams& params, AttentionTypes types, int64_t num_blocks,
                           bool programmatic, CudaStream stream);
-absl::Status LaunchPrefill(const PrefillParams& params, DType dtype, bool programmatic,
+absl::Status LaunchPrefill(const PrefillParams& params, AttentionTypes types, bool programmatic,
                            CudaStream stream);
+// Of a cache in the activations' dtype.
 absl::Status LaunchPrefillWgmma(const PrefillParams& params, DType dtype, bool programmatic,
                                 CudaStream stream);
-// Any dtype, any head_dim up to kMaxHeadDim, rows of any number per request.
-absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap, DType dtype,
-                           bool programmatic, CudaStream stream);
+// float32 activations, too; any head_dim up to kMaxHeadDim, rows of any number per request.
+absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap,
+                           AttentionTypes types, bool programmatic, CudaStream stream);
 
 // ---- Cache write --------------------------------------------------------------------------------
 
@@ -156,6 +165,8 @@ struct WriteKvParams {
   int32_t num_kv_heads;
   int32_t head_dim;
   int32_t block_size;
+  float k_scale;
+  float v_scale;
 };
 
 absl::Status LaunchWriteKv(const WriteKvParams& params, DType from, DType to, bool programmatic,

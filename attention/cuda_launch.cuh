@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <type_traits>
 
@@ -41,12 +42,22 @@ auto WithHeadDim(int64_t head_dim, Fn fn) {
   return fn(T{}, std::integral_constant<int, 256>{});
 }
 
-// For bfloat16 and float16.
+// The same for activations of bfloat16 and float16.
 template <typename Fn>
 auto WithTypes(DType dtype, int64_t head_dim, Fn fn) {
   LOCKSTEP_CHECK(dtype != DType::kF32);
   if (dtype == DType::kF16) return WithHeadDim<__half>(head_dim, fn);
   return WithHeadDim<__nv_bfloat16>(head_dim, fn);
+}
+
+// fn(T{}, Cache{}, std::integral_constant<int, kDim>{}).
+template <typename Fn>
+auto WithTypes(AttentionTypes types, int64_t head_dim, Fn fn) {
+  return WithTypes(types.activations, head_dim, [&](auto type, auto dim) {
+    if (types.cache == DType::kF8E4M3) return fn(type, __nv_fp8_e4m3(), dim);
+    LOCKSTEP_CHECK(types.cache == types.activations);
+    return fn(type, type, dim);
+  });
 }
 
 }  // namespace lockstep

@@ -72,7 +72,7 @@ __device__ void MergeHead(const DecodeParams& p, int32_t request, int32_t row, i
     sum = fmaf(sums[j], weights[j], sum);
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
-  const float inverse = 1.0f / sum;
+  const float inverse = p.kv.value_scale / sum;
 
   for (int32_t column = lane * 4; column - lane * 4 < p.kv.head_dim; column += 128) {
     float4 total = make_float4(0, 0, 0, 0);

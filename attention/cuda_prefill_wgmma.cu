@@ -153,10 +153,11 @@ __device__ void IssueLogits(uint32_t query, uint32_t keys,
 }
 
 template <typename T, int kDim>
-__device__ void IssueValues(uint32_t values, const uint32_t (&weights)[Memory<kDim>::kKeys / 16][4],
+__device__ void IssueValues(uint32_t values, uint32_t (&weights)[Memory<kDim>::kKeys / 16][4],
                             float (&acc)[kDim / 8][4]) {
   using M = Memory<kDim>;
   PinRegisters(acc);
+  PinRegisters(weights);
   WgmmaFence();
 #pragma unroll
   for (int k = 0; k < M::kKeys / 16; ++k) {
@@ -253,6 +254,7 @@ __device__ void Consume(const PrefillParams& p, const RowTile& tile, const KeyRa
     softmax(i, logits);
     WgmmaWait<0>();
     PinRegisters(acc);
+    PinRegisters(weights);
     Arrive(&memory.empty[kValueHalf][(i - 1) % kStages]);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {

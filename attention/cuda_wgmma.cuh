@@ -43,13 +43,23 @@ template <int kPending>
 __device__ inline void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from moving what is done with the registers of a product across this place.
+// Keeps the compiler from moving what is done with the registers of a product, results or operands,
+// across this place.
 template <int kCount>
 __device__ inline void PinRegisters(float (&d)[kCount][4]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(d[i][j])::"memory");
+  }
+}
+
+template <int kCount>
+__device__ inline void PinRegisters(uint32_t (&a)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(a[i][j])::"memory");
   }
 }
 

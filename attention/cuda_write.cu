@@ -1,5 +1,6 @@
 // Keys and values of new tokens to their slots. A thread moves 8 elements of one head of one token,
-// of the keys or of the values; 16-byte accesses where types and alignment allow it.
+// of the keys or of the values; 16-byte accesses where types and alignment allow it. Scales are 1
+// but for an fp8 cache: dividing by 1 changes nothing.
 #include "attention/cuda_device_code.cuh"
 #include "attention/cuda_launch.cuh"
 
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) WriteKvKernel(WriteKvParams p) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
   } else {
     for (int32_t i = 0; i < kElements && first + i < p.head_dim; ++i) {
-      to[i] = FromFloat<To>(AsFloat(from[i]));
+      to[i] = FromFloat<To>(AsFloat(from[i]) / (is_value ? p.v_scale : p.k_scale));
     }
   }
 }
@@ -69,6 +70,8 @@ absl::Status LaunchFrom(const WriteKvParams& p, DType to, bool programmatic, Cud
       return Launch<From, __half>(p, programmatic, stream);
     case DType::kBF16:
       return Launch<From, __nv_bfloat16>(p, programmatic, stream);
+    case DType::kF8E4M3:
+      return Launch<From, __nv_fp8_e4m3>(p, programmatic, stream);
   }
   LOCKSTEP_CHECK(false);
 }
@@ -84,6 +87,8 @@ absl::Status LaunchWriteKv(const WriteKvParams& params, DType from, DType to, bo
       return LaunchFrom<__half>(params, to, programmatic, stream);
     case DType::kBF16:
       return LaunchFrom<__nv_bfloat16>(params, to, programmatic, stream);
+    case DType::kF8E4M3:
+      break;
   }
   LOCKSTEP_CHECK(false);
 }

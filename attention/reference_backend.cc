@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/batch_check.h"
+#include "attention/kv_convert.h"
 
 namespace lockstep {
 namespace {
@@ -23,13 +24,15 @@ double Element(DType dtype, const void* data, int64_t index) {
       return ToFloat(static_cast<const F16*>(data)[index]);
     case DType::kBF16:
       return ToFloat(static_cast<const BF16*>(data)[index]);
+    case DType::kF8E4M3:
+      return ToFloat(static_cast<const F8E4M3*>(data)[index]);
   }
   LOCKSTEP_CHECK(false);
 }
 
 // One request's keys or values of one head, [seq_len, D].
 std::vector<double> Gather(const ReferenceMetadata& metadata, const KvCacheView& cache,
-                           const void* data, int64_t request, int64_t head) {
+                           const void* data, double scale, int64_t request, int64_t head) {
   const AttentionBatch& batch = metadata.batch;
   std::vector<double> dense;
   dense.reserve(batch.seq_lens[request] * cache.head_dim);
@@ -37,7 +40,7 @@ std::vector<double> Gather(const ReferenceMetadata& metadata, const KvCacheView&
     const int32_t block = batch.BlockTable(request)[position / cache.block_size];
     const int64_t offset = cache.Offset(block, head, position % cache.block_size);
     for (int64_t d = 0; d < cache.head_dim; ++d) {
-      dense.push_back(Element(cache.dtype, data, offset + d));
+      dense.push_back(Element(cache.dtype, data, offset + d) * scale);
     }
   }
   return dense;
@@ -75,7 +78,7 @@ void AttendRow(const AttentionGeometry& geometry, const float* query, int64_t po
 const AttentionCapabilities& ReferenceBackend::Capabilities() {
   static const AttentionCapabilities capabilities = {
       .activation_dtypes = {DType::kF32},
-      .kv_dtypes = {DType::kF32, DType::kBF16, DType::kF16},
+      .kv_dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3},
       .max_head_dim = 65536,
       .sliding_window = true,
       .logit_softcap = true,
@@ -102,10 +105,11 @@ void ReferenceBackend::WriteKv(const MatrixView& keys, const MatrixView& values,
     for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
       const int64_t offset = SizeOf(cache.dtype) * cache.Offset(slots[t] / cache.block_size, head,
                                                                 slots[t] % cache.block_size);
-      for (const auto& [from, to] : {std::pair{&keys, cache.keys}, {&values, cache.values}}) {
-        Convert(DType::kF32, from->row<const float>(t) + head * cache.head_dim, cache.dtype,
-                static_cast<char*>(to) + offset, cache.head_dim);
-      }
+      const int64_t column = head * cache.head_dim;
+      ToCache(keys.row<const float>(t) + column, cache.k_scale, cache.dtype,
+              static_cast<char*>(cache.keys) + offset, cache.head_dim);
+      ToCache(values.row<const float>(t) + column, cache.v_scale, cache.dtype,
+              static_cast<char*>(cache.values) + offset, cache.head_dim);
     }
   }
 }
@@ -122,8 +126,10 @@ void ReferenceBackend::Forward(const AttentionGeometry& geometry, const Attentio
   for (int64_t b = 0; b < batch.num_requests(); ++b) {
     const int64_t end = batch.query_start_loc[b + 1];
     for (int64_t kv_head = 0; kv_head < geometry.num_kv_heads; ++kv_head) {
-      const std::vector<double> keys = Gather(*reference, cache, cache.keys, b, kv_head);
-      const std::vector<double> values = Gather(*reference, cache, cache.values, b, kv_head);
+      const std::vector<double> keys =
+          Gather(*reference, cache, cache.keys, cache.k_scale, b, kv_head);
+      const std::vector<double> values =
+          Gather(*reference, cache, cache.values, cache.v_scale, b, kv_head);
       const Range group = geometry.kv_groups[kv_head];
       for (int64_t row = batch.query_start_loc[b]; row < end; ++row) {
         for (int64_t head = group.begin; head < group.end; ++head) {

@@ -97,7 +97,8 @@ std::vector<std::string> ReasonsToRefuse(const AttentionCapabilities& can,
   std::vector<std::string> reasons;
   CheckDType("activation dtype", can.activation_dtypes, want.activation_dtype, &reasons);
   CheckDType("KV cache dtype", can.kv_dtypes, want.kv_dtype, &reasons);
-  if (can.activations_in_kv_dtype && want.activation_dtype != want.kv_dtype) {
+  if (can.activations_in_kv_dtype && want.activation_dtype != want.kv_dtype &&
+      want.kv_dtype != DType::kF8E4M3) {
     reasons.push_back(absl::StrFormat("activation dtype %s with KV cache dtype %s",
                                       Name(want.activation_dtype), Name(want.kv_dtype)));
   }

@@ -10,17 +10,20 @@
 namespace lockstep {
 namespace {
 
-// Quiet NaNs of the three formats.
-constexpr uint32_t kNanF32 = 0x7fc00000u;
-constexpr uint16_t kNanF16 = 0x7e00u;
-constexpr uint16_t kNanBF16 = 0x7fc0u;
-
 void FillNan(DType dtype, void* data, int64_t offset, int64_t count) {
-  if (dtype == DType::kF32) {
-    std::fill_n(static_cast<uint32_t*>(data) + offset, count, kNanF32);
-  } else {
-    const uint16_t nan = dtype == DType::kF16 ? kNanF16 : kNanBF16;
-    std::fill_n(static_cast<uint16_t*>(data) + offset, count, nan);
+  switch (dtype) {  // quiet NaNs of the formats
+    case DType::kF32:
+      std::fill_n(static_cast<uint32_t*>(data) + offset, count, 0x7fc00000u);
+      return;
+    case DType::kF16:
+      std::fill_n(static_cast<uint16_t*>(data) + offset, count, uint16_t{0x7e00});
+      return;
+    case DType::kBF16:
+      std::fill_n(static_cast<uint16_t*>(data) + offset, count, uint16_t{0x7fc0});
+      return;
+    case DType::kF8E4M3:
+      std::fill_n(static_cast<uint8_t*>(data) + offset, count, uint8_t{0x7f});
+      return;
   }
 }
 
@@ -61,6 +64,7 @@ absl::StatusOr<KvPool> KvPool::Create(const KvPoolShape& shape, int64_t num_bloc
   KvPool pool;
   pool.shape_ = shape;
   pool.num_blocks_ = num_blocks;
+  pool.scales_.resize(static_cast<size_t>(shape.num_layers));
   LOCKSTEP_ASSIGN_OR_RETURN(pool.storage_, Buffer::Create(bytes, Describe(shape, num_blocks)));
   return pool;
 }
@@ -72,6 +76,7 @@ absl::StatusOr<KvPool> KvPool::CreateOnCuda(const KvPoolShape& shape, int64_t nu
   KvPool pool;
   pool.shape_ = shape;
   pool.num_blocks_ = num_blocks;
+  pool.scales_.resize(static_cast<size_t>(shape.num_layers));
   pool.on_cuda_ = true;
   pool.stream_ = stream;
   LOCKSTEP_ASSIGN_OR_RETURN(pool.cuda_storage_,
@@ -91,7 +96,15 @@ KvCacheView KvPool::Layer(int64_t layer) const {
   view.num_kv_heads = shape_.num_kv_heads;
   view.block_size = shape_.block_size;
   view.head_dim = shape_.head_dim;
+  view.k_scale = scales_[layer].keys;
+  view.v_scale = scales_[layer].values;
   return view;
+}
+
+void KvPool::SetScales(int64_t layer, float k_scale, float v_scale) {
+  LOCKSTEP_CHECK(shape_.dtype == DType::kF8E4M3 && layer >= 0 && layer < shape_.num_layers);
+  LOCKSTEP_CHECK(k_scale > 0 && v_scale > 0);
+  scales_[layer] = {k_scale, v_scale};
 }
 
 absl::Status KvPool::Poison(int64_t block) {

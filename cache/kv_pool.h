@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cache/kv_view.h"
 #include "runtime/core/buffer.h"
@@ -34,6 +35,8 @@ class KvPool {
   const KvPoolShape& shape() const { return shape_; }
   int64_t num_blocks() const { return num_blocks_; }
   KvCacheView Layer(int64_t layer) const;
+  // Of a kF8E4M3 pool, before anything is written: the layer's k_scale and v_scale, 1 else.
+  void SetScales(int64_t layer, float k_scale, float v_scale);
   // Fills a block of every layer with NaN, so that a read of a freed page shows. Fails on CUDA
   // alone.
   absl::Status Poison(int64_t block);
@@ -41,8 +44,14 @@ class KvPool {
   absl::Status Copy(int64_t source, int64_t target);
 
  private:
+  struct Scales {
+    float keys = 1;
+    float values = 1;
+  };
+
   KvPoolShape shape_;
   int64_t num_blocks_ = 0;
+  std::vector<Scales> scales_;  // [L]
   void* data() const { return on_cuda_ ? cuda_storage_.data() : storage_.data(); }
 
   bool on_cuda_ = false;

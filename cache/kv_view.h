@@ -21,6 +21,9 @@ struct KvCacheView {
   int64_t num_kv_heads = 0;  // Hkv_local
   int64_t block_size = 0;    // P
   int64_t head_dim = 0;      // D
+  // Of kF8E4M3, else 1: a key is what is stored times k_scale, a value times v_scale.
+  float k_scale = 1;
+  float v_scale = 1;
 
   // Element offset of the D-vector of (block, head, offset in block).
   int64_t Offset(int64_t block, int64_t head, int64_t offset) const {

@@ -90,33 +90,36 @@ absl::Status CheckTokenizeOptions(const TokenizeOptions& options) {
 }
 
 CommandSpec PlanSpec(PlanOptions* options) {
-  return {"plan",
-          "MODEL",
-          "how a model is split over N ranks, without loading it",
-          "Prints what each rank holds: query heads, KV heads, rows of the feed-forward layers\n"
-          "and of the vocabulary, bytes of weights, KV bytes a token, and the tokens that fit.\n"
-          "MODEL needs its configuration only. No MPI.\n",
-          {{"Options",
-            {{"--tp", "N", "Number of ranks, 1 up to the model's query heads.", "1", false,
-              StoreInt(&options->tp_size, 1, 65536)},
-             {"--memory-gib", "X", kPlanMemoryHelp, "", false,
-              StoreNumber(
-                  &options->memory_gib, [](double x) { return x > 0; }, "above 0")},
-             {"--kv-cache-memory", "BYTES", kPlanKvMemoryHelp, "", false,
-              StoreByteSize(&options->kv_cache_memory_bytes)},
-             {"--block-size", "TOKENS", "Token slots in a KV block, P: a power of two, 1 to 256.",
-              absl::StrCat(options->block_size), false, StoreBlockSize(&options->block_size)},
-             {"--dtype", "TYPE", "auto, float32 or bfloat16, for weights and KV.", "auto", false,
-              StoreChoice(&options->dtype,
-                          OptionChoices<std::optional<DType>>{{"auto", std::nullopt},
-                                                              {"float32", DType::kF32},
-                                                              {"bfloat16", DType::kBF16}})},
-             Flag("--json", kPlanJsonHelp, &options->json)}}},
-          absl::StrCat("Examples:\n"
-                       "  lockstep plan ./Llama-3.1-70B --tp 8 --memory-gib 80\n"
-                       "  lockstep plan ./Qwen2.5-7B --tp 3 --json\n\n",
-                       kExitStatuses),
-          &options->model};
+  return {
+      "plan",
+      "MODEL",
+      "how a model is split over N ranks, without loading it",
+      "Prints what each rank holds: query heads, KV heads, rows of the feed-forward layers\n"
+      "and of the vocabulary, bytes of weights, KV bytes a token, and the tokens that fit.\n"
+      "MODEL needs its configuration only. No MPI.\n",
+      {{"Options",
+        {{"--tp", "N", "Number of ranks, 1 up to the model's query heads.", "1", false,
+          StoreInt(&options->tp_size, 1, 65536)},
+         {"--memory-gib", "X", kPlanMemoryHelp, "", false,
+          StoreNumber(
+              &options->memory_gib, [](double x) { return x > 0; }, "above 0")},
+         {"--kv-cache-memory", "BYTES", kPlanKvMemoryHelp, "", false,
+          StoreByteSize(&options->kv_cache_memory_bytes)},
+         {"--block-size", "TOKENS", "Token slots in a KV block, P: a power of two, 1 to 256.",
+          absl::StrCat(options->block_size), false, StoreBlockSize(&options->block_size)},
+         {"--kv-cache-dtype", "TYPE", "auto (that of --dtype), float32, float16, bfloat16 or fp8.",
+          "auto", false, StoreKvCacheDType(&options->kv_cache_dtype)},
+         {"--dtype", "TYPE", "auto, float32 or bfloat16, for weights.", "auto", false,
+          StoreChoice(
+              &options->dtype,
+              OptionChoices<std::optional<DType>>{
+                  {"auto", std::nullopt}, {"float32", DType::kF32}, {"bfloat16", DType::kBF16}})},
+         Flag("--json", kPlanJsonHelp, &options->json)}}},
+      absl::StrCat("Examples:\n"
+                   "  lockstep plan ./Llama-3.1-70B --tp 8 --memory-gib 80\n"
+                   "  lockstep plan ./Qwen2.5-7B --tp 3 --json\n\n",
+                   kExitStatuses),
+      &options->model};
 }
 
 CommandSpec VersionSpec(VersionOptions* options) {

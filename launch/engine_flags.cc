@@ -76,6 +76,11 @@ OptionGroup ModelGroup(EngineFlags* flags) {
                &flags->dtype,
                OptionChoices<std::optional<DType>>{
                    {"auto", std::nullopt}, {"float32", DType::kF32}, {"bfloat16", DType::kBF16}})},
+          {"--kv-cache-dtype", "TYPE",
+           "Keys and values in the KV cache: auto (that of the arithmetic), float32, float16, "
+           "bfloat16 or fp8 (E4M3, half the bytes of bfloat16; on cuda, and on the CPU with "
+           "--attention-backend reference).",
+           "auto", false, StoreKvCacheDType(&flags->engine.kv_cache_dtype)},
           {"--load-format", "FORMAT",
            "auto reads the checkpoint; dummy makes random weights, so that config.json is enough.",
            "auto", false,

@@ -12,6 +12,15 @@ OptionSet StoreText(std::string* target) {
   };
 }
 
+OptionSet StoreKvCacheDType(std::optional<DType>* target) {
+  return StoreChoice(target, OptionChoices<std::optional<DType>>{{"auto", std::nullopt},
+                                                                 {"float32", DType::kF32},
+                                                                 {"float16", DType::kF16},
+                                                                 {"bfloat16", DType::kBF16},
+                                                                 {"fp8", DType::kF8E4M3},
+                                                                 {"fp8_e4m3", DType::kF8E4M3}});
+}
+
 OptionSet StoreBlockSize(int64_t* target) {
   return [target](const std::string& text) {
     LOCKSTEP_ASSIGN_OR_RETURN(const int64_t value, ParseInt(text, 1, 256));

@@ -9,6 +9,7 @@
 
 #include "launch/option_parser.h"
 #include "launch/option_values.h"
+#include "runtime/core/dtype.h"
 
 namespace lockstep {
 
@@ -47,6 +48,8 @@ OptionSet StoreNumber(Target* target, bool (*legal)(double), const std::string& 
 OptionSet StoreText(std::string* target);
 // A power of two, 1 to 256.
 OptionSet StoreBlockSize(int64_t* target);
+// auto, which becomes none, or a dtype of the KV cache.
+OptionSet StoreKvCacheDType(std::optional<DType>* target);
 // As ParseByteSize. Target: int64_t, or std::optional of it.
 template <typename Target>
 OptionSet StoreByteSize(Target* target) {

@@ -54,6 +54,7 @@ std::string JsonText(const ModelPlan& plan, const PlanOptions& options) {
   json["model_type"] = plan.config.model_type;
   json["tp_size"] = plan.ranks.size();
   json["dtype"] = std::string(Name(plan.dtype));
+  json["kv_cache_dtype"] = std::string(Name(plan.kv_dtype));
   json["block_size"] = options.block_size;
   json["memory_gib"] = options.memory_gib ? OrderedJson(*options.memory_gib) : OrderedJson(nullptr);
   json["kv_cache_memory_bytes"] = options.kv_cache_memory_bytes
@@ -118,10 +119,10 @@ std::string TableText(const ModelPlan& plan, const PlanOptions& options) {
   const ModelConfig& config = plan.config;
   std::string text = absl::StrFormat(
       "%s: %s, %d layers, %d query heads, %d KV heads of %d, %d rows of the MLP, vocabulary %d\n"
-      "%d rank%s, weights and KV in %s, %.3f GiB of weights in all\n\n",
+      "%d rank%s, weights in %s, KV in %s, %.3f GiB of weights in all\n\n",
       options.model, config.model_type, config.num_layers, config.num_query_heads,
       config.num_kv_heads, config.head_dim, config.intermediate_size, config.vocab_size,
-      plan.ranks.size(), plan.ranks.size() == 1 ? "" : "s", Name(plan.dtype),
+      plan.ranks.size(), plan.ranks.size() == 1 ? "" : "s", Name(plan.dtype), Name(plan.kv_dtype),
       static_cast<double>(TotalWeightBytes(plan)) / kGib);
   std::vector<Row> rows = {{"rank", "query heads", "KV heads", "MLP rows", "vocabulary rows",
                             "weight bytes", "KV bytes a token"}};
@@ -199,11 +200,13 @@ absl::StatusOr<ModelPlan> MakePlan(const ModelConfig& config, const PlanOptions&
   LOCKSTEP_RETURN_IF_ERROR(CheckPlanOptions(options));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> parts,
                             PartitionModel(config.Dims(), options.tp_size));
-  ModelPlan plan = {.config = config, .dtype = ResolveDType(config, options)};
+  const DType dtype = ResolveDType(config, options);
+  ModelPlan plan = {
+      .config = config, .dtype = dtype, .kv_dtype = options.kv_cache_dtype.value_or(dtype)};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     RankPlan one = {.part = parts[rank]};
     one.weight_bytes = WeightBytes(config, one.part, static_cast<int>(rank), plan.dtype);
-    one.kv_bytes_per_token = KvBytesPerToken(config, one.part, plan.dtype);
+    one.kv_bytes_per_token = KvBytesPerToken(config, one.part, plan.kv_dtype);
     one.tokens = TokensThatFit(options, one);
     if (one.tokens) {
       plan.tokens = std::min(plan.tokens.value_or(*one.tokens), *one.tokens);

@@ -19,8 +19,9 @@ struct PlanOptions {
   std::optional<double> memory_gib = std::nullopt;  // of a rank, weights included; above 0
   // Of the host that holds all ranks, for KV alone (EngineOptions); not with memory_gib.
   std::optional<int64_t> kv_cache_memory_bytes = std::nullopt;
-  int64_t block_size = 16;                    // P
-  std::optional<DType> dtype = std::nullopt;  // of weights and KV; none: auto
+  int64_t block_size = 16;                             // P
+  std::optional<DType> dtype = std::nullopt;           // of weights; none: auto
+  std::optional<DType> kv_cache_dtype = std::nullopt;  // of KV; none: as the weights
   bool json = false;
 };
 
@@ -33,14 +34,12 @@ inline constexpr char kPlanKvMemoryHelp[] =
     "KV memory of one host that runs all N ranks, as generate --kv-cache-memory: tokens that fit "
     "on a rank = floor(BYTES / N / (KV bytes a token * P)) * P. Not with --memory-gib.";
 inline constexpr char kPlanJsonHelp[] =
-    "One JSON object on one line: model, model_type, tp_size, dtype, block_size, memory_gib, "
-    "kv_cache_memory_bytes, num_layers, num_query_heads, num_kv_heads, head_dim, "
-    "intermediate_size, vocab_size, "
-    "weight_bytes (sum over ranks), tokens (of the job), and ranks, a list of {rank, query_heads, "
-    "kv_heads, intermediate_rows, vocab_rows, weight_bytes, kv_bytes_per_token, tokens}. Ranges "
-    "are "
-    "[begin, end) in the model's numbering; tokens are null without --memory-gib and "
-    "--kv-cache-memory, and so is what was not given.";
+    "One JSON object on one line: model, model_type, tp_size, dtype, kv_cache_dtype, block_size, "
+    "memory_gib, kv_cache_memory_bytes, num_layers, num_query_heads, num_kv_heads, head_dim, "
+    "intermediate_size, vocab_size, weight_bytes (sum over ranks), tokens (of the job), and ranks, "
+    "a list of {rank, query_heads, kv_heads, intermediate_rows, vocab_rows, weight_bytes, "
+    "kv_bytes_per_token, tokens}. Ranges are [begin, end) in the model's numbering; tokens are "
+    "null without --memory-gib and --kv-cache-memory, and so is what was not given.";
 
 // Bytes of the weights a rank stores: embedding rows (and, unless tied, head rows) of its part of
 // the vocabulary; of each layer the rows of q, k, v, gate and up and the columns of o and down that
@@ -62,6 +61,7 @@ struct RankPlan {
 struct ModelPlan {
   ModelConfig config = {};
   DType dtype = DType::kF32;
+  DType kv_dtype = DType::kF32;
   std::vector<RankPlan> ranks = {};
   std::optional<int64_t> tokens = std::nullopt;  // minimum over ranks
 };

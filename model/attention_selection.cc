@@ -5,10 +5,10 @@
 namespace lockstep {
 
 AttentionRequirements RequirementsOf(const ModelConfig& config, const std::string& device,
-                                     DType kv_dtype, int64_t block_size) {
+                                     DType dtype, DType kv_dtype, int64_t block_size) {
   AttentionRequirements requirements;
   requirements.device = device;
-  if (device != "cpu") requirements.activation_dtype = kv_dtype;
+  if (device != "cpu") requirements.activation_dtype = dtype;
   requirements.kv_dtype = kv_dtype;
   requirements.head_dim = config.head_dim;
   requirements.block_size = block_size;
@@ -22,7 +22,8 @@ AttentionRequirements RequirementsOf(const ModelConfig& config, const std::strin
 absl::StatusOr<BackendSelection> SelectAttention(const ModelConfig& config, DType kv_dtype,
                                                  int64_t block_size, std::string_view user_choice,
                                                  ThreadPool& threads) {
-  return SelectBackend(RequirementsOf(config, "cpu", kv_dtype, block_size), user_choice, threads);
+  return SelectBackend(RequirementsOf(config, "cpu", DType::kF32, kv_dtype, block_size),
+                       user_choice, threads);
 }
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace lockstep {
 // What every layer of the model needs of a backend on `device` ("cpu" or "cuda"). On the CPU
 // activations are float32, on CUDA of the cache's dtype.
 AttentionRequirements RequirementsOf(const ModelConfig& config, const std::string& device,
-                                     DType kv_dtype, int64_t block_size);
+                                     DType dtype, DType kv_dtype, int64_t block_size);
 
 // Asks the selector for a CPU backend that does what every layer of the model needs, with results
 // that do not depend on the batch: a request's ids may not depend on its neighbours. `user_choice`

@@ -166,7 +166,7 @@ absl::Status CudaDecoder::Load(const ModelSource& source,
                                .programmatic_launch = true});
   {
     DeviceWeightLoader loader(*source.checkpoint, threads, rank_.stream);
-    CudaLayerReader reader(config_, part_, rank, options_.dtype, loader);
+    CudaLayerReader reader(config_, part_, rank, options_.dtype, options_.kv_dtype, loader);
     const Range columns{0, config_.hidden_size};
     LOCKSTEP_ASSIGN_OR_RETURN(embedding_,
                               loader.Load({{kEmbedTokens, part_.vocab, columns}}, options_.dtype));
@@ -274,7 +274,7 @@ absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& po
   if (observed()) {
     return absl::UnimplementedError("tensors of a forward pass cannot be observed on CUDA");
   }
-  LOCKSTEP_CHECK(pool.shape().dtype == options_.dtype &&
+  LOCKSTEP_CHECK(pool.shape().dtype == options_.kv_dtype &&
                  pool.shape().block_size == options_.block_size);
   return absl::OkStatus();
 }

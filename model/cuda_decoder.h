@@ -12,7 +12,8 @@
 namespace lockstep {
 
 struct CudaDecoderOptions {
-  DType dtype = DType::kBF16;          // weights, activations and KV cache
+  DType dtype = DType::kBF16;          // weights and activations
+  DType kv_dtype = DType::kBF16;       // of the KV cache
   int64_t max_num_batched_tokens = 0;  // largest T
   int64_t max_num_seqs = 0;            // largest B
   int64_t max_logits_rows = 0;         // largest R

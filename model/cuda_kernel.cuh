@@ -113,7 +113,7 @@ inline bool RowsAligned16(const MatrixView& m) {
   return IsAligned16(m.data) && (m.rows <= 1 || m.stride * SizeOf(m.dtype) % 16 == 0);
 }
 
-// fn(T()) for the type of an element.
+// fn(T()) for the type of a matrix's element.
 template <typename Fn>
 absl::Status WithElementType(DType dtype, const Fn& fn) {
   switch (dtype) {
@@ -123,6 +123,8 @@ absl::Status WithElementType(DType dtype, const Fn& fn) {
       return fn(__half());
     case DType::kBF16:
       return fn(__nv_bfloat16());
+    case DType::kF8E4M3:
+      break;
   }
   LOCKSTEP_CHECK(false);
 }

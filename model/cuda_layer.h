@@ -44,8 +44,13 @@ struct CudaLayer {
 class CudaLayerReader {
  public:
   CudaLayerReader(const ModelConfig& config, const RankPartition& part, int rank, DType dtype,
-                  DeviceWeightLoader& loader)
-      : config_(config), part_(part), rank_(rank), dtype_(dtype), loader_(loader) {}
+                  DType kv_dtype, DeviceWeightLoader& loader)
+      : config_(config),
+        part_(part),
+        rank_(rank),
+        dtype_(dtype),
+        kv_dtype_(kv_dtype),
+        loader_(loader) {}
 
   // The weight of a norm over `size` elements, whole on every rank.
   absl::StatusOr<DeviceMatrix> Norm(const std::string& name, int64_t size);
@@ -64,6 +69,7 @@ class CudaLayerReader {
   const RankPartition& part_;
   const int rank_;
   const DType dtype_;
+  const DType kv_dtype_;
   DeviceWeightLoader& loader_;
 };
 

@@ -30,9 +30,11 @@ cudaDataType_t DataType(DType dtype) {
     case DType::kBF16:
       return CUDA_R_16BF;
     case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kF8E4M3:
       break;
   }
-  return CUDA_R_32F;
+  LOCKSTEP_CHECK(false);
 }
 
 // Numbers of rows that share an algorithm: the largest of them, for which it is chosen. Each number

@@ -84,8 +84,8 @@ struct RopeTable {
 // qkv [T, (Hq + 2 * Hkv) * D] = [q; k; v] before attention. Each head of queries and keys is
 // normed, then its first R dims turn, pair i being (x[i], x[i + R/2]). Queries stay in place; keys
 // and values go to slot slots[t] (int64 [T]) of the cache, which gives Hkv and D and may have
-// another dtype. One rounding at the end. kNoSlot writes neither key nor value; columns of keys and
-// values in qkv stay as they were. D any, R even.
+// another dtype; to an fp8 cache divided by its scales. One rounding at the end. kNoSlot writes
+// neither key nor value; columns of keys and values in qkv stay as they were. D any, R even.
 absl::Status NormRopeWriteKv(const MatrixView& qkv, int64_t num_query_heads, const HeadNorm& norm,
                              const RopeTable& rope, const int64_t* slots, const KvCacheView& cache,
                              const CudaContext& context);

@@ -1,7 +1,10 @@
 // What lies between the product that makes queries, keys and values, and attention: norm and
 // rotation of heads, and the write of keys and values to the paged cache.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "model/cuda_kernel.cuh"
 #include "model/cuda_ops.h"
@@ -31,6 +34,8 @@ struct RopeArgs {
   const int64_t* slots;
   Cache* keys;
   Cache* values;
+  float k_scale;  // of an fp8 cache
+  float v_scale;
   int block_size;   // P
   int block_shift;  // log2 of it; -1: no power of two
 };
@@ -45,10 +50,17 @@ __device__ __forceinline__ Vector<float, kSize> LoadWide(const T* from) {
 }
 
 template <typename T, int kSize>
-__device__ __forceinline__ void StoreNarrow(const Vector<float, kSize>& values, T* to) {
+__device__ __forceinline__ void StoreNarrow(const Vector<float, kSize>& values, float divisor,
+                                            T* to) {
   Vector<T, kSize> stored;
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) stored.at[i] = Narrow<T>(values.at[i]);
+  for (int i = 0; i < kSize; ++i) {
+    if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {
+      stored.at[i] = __nv_fp8_e4m3(values.at[i] / divisor);  // saturating; NaN stays NaN
+    } else {
+      stored.at[i] = Narrow<T>(values.at[i]);
+    }
+  }
   StoreVector(stored, to);
 }
 
@@ -95,12 +107,12 @@ __device__ __forceinline__ void TurnHead(const Args& args, const T* from, To* to
       turned_a.at[i] = a.at[i] * cos.at[i] - b.at[i] * sin.at[i];
       turned_b.at[i] = b.at[i] * cos.at[i] + a.at[i] * sin.at[i];
     }
-    StoreNarrow<To, kSize>(turned_a, to + dim);
-    StoreNarrow<To, kSize>(turned_b, to + dim + args.half);
+    StoreNarrow<To, kSize>(turned_a, args.k_scale, to + dim);
+    StoreNarrow<To, kSize>(turned_b, args.k_scale, to + dim + args.half);
   });
   if (weight == nullptr && static_cast<const void*>(from) == static_cast<const void*>(to)) return;
   ForEachRest(args.half, args.head_dim, first, step,
-              [&](int dim) { StoreNarrow<To, kSize>(load(dim), to + dim); });
+              [&](int dim) { StoreNarrow<To, kSize>(load(dim), args.k_scale, to + dim); });
 }
 
 // 1 / sqrt(mean of squares + eps) of the head; 1 where there is no weight. All lanes of the warp
@@ -166,7 +178,8 @@ __global__ void __launch_bounds__(kThreads)
     TurnHead<kSize>(args, head, args.keys + to, weight, scale, row, first, step);
   } else {
     for (int dim = first; dim < args.head_dim; dim += step) {
-      StoreNarrow<Cache, kSize>(LoadWide<T, kSize>(head + dim), args.values + to + dim);
+      StoreNarrow<Cache, kSize>(LoadWide<T, kSize>(head + dim), args.v_scale,
+                                args.values + to + dim);
     }
   }
 }
@@ -220,6 +233,8 @@ absl::Status NormRopeWriteKv(const MatrixView& qkv, int64_t num_query_heads, con
                                      .slots = slots,
                                      .keys = static_cast<Cache*>(cache.keys),
                                      .values = static_cast<Cache*>(cache.values),
+                                     .k_scale = cache.k_scale,
+                                     .v_scale = cache.v_scale,
                                      .block_size = static_cast<int>(cache.block_size),
                                      .block_shift = shift};
     const bool aligned = RowsAligned16(qkv) && head_dim % kSize == 0 && half % kSize == 0 &&
@@ -229,6 +244,7 @@ absl::Status NormRopeWriteKv(const MatrixView& qkv, int64_t num_query_heads, con
                    : LaunchNormRope<T, Cache, 1>(args, qkv.rows, context);
   };
   return WithElementType(qkv.dtype, [&](auto element) {
+    if (cache.dtype == DType::kF8E4M3) return run(element, __nv_fp8_e4m3());
     return WithElementType(cache.dtype,
                            [&](auto cache_element) { return run(element, cache_element); });
   });

@@ -53,9 +53,11 @@ ncclDataType_t NcclType(DType dtype) {
     case DType::kBF16:
       return ncclBfloat16;
     case DType::kF32:
+      return ncclFloat32;
+    case DType::kF8E4M3:
       break;
   }
-  return ncclFloat32;
+  LOCKSTEP_CHECK(false);
 }
 
 // The GPU of this process, which must be the selected one.

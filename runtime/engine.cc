@@ -8,6 +8,7 @@
 
 #include "model/attention_selection.h"
 #include "model/cuda_decoder.h"
+#include "model/kv_scales.h"
 #include "parallel/partition.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
@@ -76,13 +77,14 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                            Communicator& communicator, EngineParts& parts) {
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
   // The decoder calls the chosen backend's launchers itself, so that graphs capture them.
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      const SelectionReport report,
-      ChooseBackend(RequirementsOf(source.config, "cuda", options.dtype, options.block_size),
-                    options.attention_backend));
+  LOCKSTEP_ASSIGN_OR_RETURN(const SelectionReport report,
+                            ChooseBackend(RequirementsOf(source.config, "cuda", options.dtype,
+                                                         options.kv_dtype(), options.block_size),
+                                          options.attention_backend));
   if (communicator.rank() == 0) LogInfo(report.ToString());
   const CudaDecoderOptions decoder_options{
       .dtype = options.dtype,
+      .kv_dtype = options.kv_dtype(),
       .max_num_batched_tokens = options.max_num_batched_tokens,
       .max_num_seqs = options.max_num_seqs,
       .max_logits_rows = MaxLogitsRows(options.max_num_batched_tokens, options.max_num_seqs,
@@ -107,7 +109,7 @@ absl::Status LoadParts(const ModelSource& source, const EngineOptions& options,
   const ModelConfig& config = source.config;
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
   LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
-                            SelectAttention(config, options.dtype, options.block_size,
+                            SelectAttention(config, options.kv_dtype(), options.block_size,
                                             options.attention_backend, *parts.threads));
   if (communicator.rank() == 0) LogInfo(selection.report.ToString());
   parts.attention = std::move(selection.backend);
@@ -190,6 +192,7 @@ absl::StatusOr<std::unique_ptr<TpChecker>> MakeTpChecker(
     Communicator& communicator, ThreadPool& threads) {
   const TpCheckOptions check{.num_steps = options.check_tp_steps,
                              .dtype = options.dtype,
+                             .kv_dtype = options.kv_dtype(),
                              .max_num_batched_tokens = options.max_num_batched_tokens,
                              .max_model_len = max_model_len,
                              .block_size = options.block_size,
@@ -246,11 +249,15 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
                                  config.hidden_size * SizeOf(options.dtype);
     LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, *times));
   }
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", [&] {
-                                   const auto load = on_cuda ? LoadCudaParts : LoadParts;
-                                   return load(source, options, partition, wanted_model_len,
-                                               communicator, parts);
-                                 })));
+  KvScales kv_scales;
+  const auto load = [&]() -> absl::Status {
+    LOCKSTEP_RETURN_IF_ERROR((on_cuda ? LoadCudaParts : LoadParts)(
+        source, options, partition, wanted_model_len, communicator, parts));
+    if (options.kv_dtype() != DType::kF8E4M3) return absl::OkStatus();
+    LOCKSTEP_ASSIGN_OR_RETURN(kv_scales, ReadKvScales(*source.checkpoint, config.num_layers));
+    return absl::OkStatus();
+  };
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", load)));
   times->End("weights");
 
   const KvPoolShape shape{
@@ -258,7 +265,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
       .num_kv_heads = partition[static_cast<size_t>(communicator.rank())].kv_heads.size(),
       .head_dim = config.head_dim,
       .block_size = options.block_size,
-      .dtype = options.dtype};
+      .dtype = options.kv_dtype()};
   std::vector<LocalKvMemory> memory;
   LOCKSTEP_ASSIGN_OR_RETURN(
       const KvBudget budget,
@@ -267,10 +274,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
                       : KvPool::Create(shape, budget.num_blocks);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, pool.status()));
   parts.pool = *std::move(pool);
+  if (shape.dtype == DType::kF8E4M3) kv_scales.ApplyTo(parts.pool);
   times->End("KV pool");
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
               partition[static_cast<size_t>(budget.limiting_rank)], on_cuda, memory);
+    if (shape.dtype == DType::kF8E4M3) LogInfo(kv_scales.ToString());
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
   times->End("graphs");

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "model/checkpoint/checkpoint.h"
@@ -22,6 +23,8 @@ enum class DeviceKind { kAuto, kCpu, kCuda };
 struct EngineOptions {
   DeviceKind device = DeviceKind::kCpu;
   DType dtype = DType::kF32;
+  std::optional<DType> kv_cache_dtype = std::nullopt;  // none: dtype
+  DType kv_dtype() const { return kv_cache_dtype.value_or(dtype); }
   int64_t max_model_len =
       0;  // 0: the model's max_position_embeddings, or what the KV memory holds if that is less
   int64_t max_num_seqs = 256;             // choices that run at once

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "model/attention_selection.h"
+#include "model/kv_scales.h"
 #include "parallel/local_communicator.h"
 #include "runtime/core/difference.h"
 #include "runtime/tensor_exchange.h"
@@ -273,7 +274,7 @@ absl::StatusOr<std::unique_ptr<WholeModel>> LoadWhole(const ModelSource& source,
   auto whole = std::make_unique<WholeModel>();
   whole->communicator = std::move(CreateLocalCommunicators(1)[0]);
   LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
-                            SelectAttention(config, options.dtype, options.block_size,
+                            SelectAttention(config, options.kv_dtype, options.block_size,
                                             options.attention_backend, threads));
   whole->attention = std::move(selection.backend);
   const DecoderOptions decoder_options{.dtype = options.dtype,
@@ -286,8 +287,13 @@ absl::StatusOr<std::unique_ptr<WholeModel>> LoadWhole(const ModelSource& source,
                           .num_kv_heads = config.num_kv_heads,
                           .head_dim = config.head_dim,
                           .block_size = options.block_size,
-                          .dtype = options.dtype};
+                          .dtype = options.kv_dtype};
   LOCKSTEP_ASSIGN_OR_RETURN(whole->pool, KvPool::Create(shape, options.num_blocks));
+  if (options.kv_dtype == DType::kF8E4M3) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const KvScales scales,
+                              ReadKvScales(*source.checkpoint, config.num_layers));
+    scales.ApplyTo(whole->pool);
+  }
   return whole;
 }
 

@@ -39,6 +39,7 @@ namespace lockstep {
 struct TpCheckOptions {
   int64_t num_steps = 0;  // >= 1
   DType dtype = DType::kF32;
+  DType kv_dtype = DType::kF32;
   int64_t max_num_batched_tokens = 0;
   int64_t max_model_len = 0;
   int64_t block_size = 0;

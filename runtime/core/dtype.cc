@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "runtime/core/status.h"
 
@@ -15,6 +16,8 @@ std::string_view Name(DType dtype) {
       return "float16";
     case DType::kBF16:
       return "bfloat16";
+    case DType::kF8E4M3:
+      return "fp8_e4m3";
   }
   LOCKSTEP_CHECK(false);
 }
@@ -47,6 +50,32 @@ F16 ToF16(float x) {
   return {static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13))};
 }
 
+float ToFloat(F8E4M3 x) {
+  const int exponent = (x.bits >> 3) & 0xf;
+  const int mantissa = x.bits & 7;
+  float magnitude = std::numeric_limits<float>::quiet_NaN();
+  if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<float>(mantissa), -9);
+  } else if (exponent < 0xf || mantissa < 7) {
+    magnitude = std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  }
+  return (x.bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+F8E4M3 ToF8E4M3(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint8_t sign = static_cast<uint8_t>((u >> 24) & 0x80u);
+  const uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {0x7f};
+  if (magnitude > 0x43e00000u) return {static_cast<uint8_t>(sign | 0x7eu)};  // above 448
+  if (magnitude < 0x3c800000u) {  // below 2^-6: subnormal; 2^14 has steps of 2^-9
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
+    return {static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u))};
+  }
+  const uint32_t odd = (magnitude >> 20) & 1u;
+  return {static_cast<uint8_t>(sign | ((magnitude - 0x3c000000u + 0x7ffffu + odd) >> 20))};
+}
+
 namespace {
 
 template <typename From>
@@ -67,6 +96,11 @@ void ConvertFrom(const From* src, DType to, void* dst, int64_t count) {
       for (int64_t i = 0; i < count; ++i) out[i] = ToBF16(ToFloat(src[i]));
       return;
     }
+    case DType::kF8E4M3: {
+      auto* out = static_cast<F8E4M3*>(dst);
+      for (int64_t i = 0; i < count; ++i) out[i] = ToF8E4M3(ToFloat(src[i]));
+      return;
+    }
   }
 }
 
@@ -84,6 +118,8 @@ void Convert(DType from, const void* src, DType to, void* dst, int64_t count) {
       return ConvertFrom(static_cast<const F16*>(src), to, dst, count);
     case DType::kBF16:
       return ConvertFrom(static_cast<const BF16*>(src), to, dst, count);
+    case DType::kF8E4M3:
+      return ConvertFrom(static_cast<const F8E4M3*>(src), to, dst, count);
   }
 }
 

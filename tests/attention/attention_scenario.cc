@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "attention/kv_convert.h"
 #include "cache/block_table.h"
 
 namespace lockstep {
@@ -26,12 +27,12 @@ MatrixView View(const float* data, int64_t rows, int64_t cols) {
 }
 
 // `values` as they are after a stay in a cache of `dtype`.
-std::vector<float> Rounded(const std::vector<float>& values, DType dtype) {
+std::vector<float> Rounded(const std::vector<float>& values, float scale, DType dtype) {
   std::vector<float> rounded(values.size());
   std::vector<uint32_t> stored(values.size());
   const int64_t count = static_cast<int64_t>(values.size());
-  Convert(DType::kF32, values.data(), dtype, stored.data(), count);
-  Convert(dtype, stored.data(), DType::kF32, rounded.data(), count);
+  ToCache(values.data(), scale, dtype, stored.data(), count);
+  FromCache(stored.data(), scale, dtype, rounded.data(), count);
   return rounded;
 }
 
@@ -86,6 +87,7 @@ Scenario::Scenario(const ScenarioShape& shape) : shape_(shape) {
                              num_blocks + 5);
   LOCKSTEP_CHECK(pool.ok());
   pool_ = *std::move(pool);
+  if (shape.kv_dtype == DType::kF8E4M3) pool_.SetScales(0, shape.k_scale, shape.v_scale);
   PoisonAll();
 }
 
@@ -170,8 +172,8 @@ std::vector<double> Scenario::Expected() const {
   const int64_t kv_width = geometry_.num_kv_heads * dim;
   std::vector<double> expected;
   for (size_t i = 0; i < data_.size(); ++i) {
-    const std::vector<float> keys = Rounded(data_[i].keys, shape_.kv_dtype);
-    const std::vector<float> values = Rounded(data_[i].values, shape_.kv_dtype);
+    const std::vector<float> keys = Rounded(data_[i].keys, shape_.k_scale, shape_.kv_dtype);
+    const std::vector<float> values = Rounded(data_[i].values, shape_.v_scale, shape_.kv_dtype);
     const auto [query_len, seq_len] = shape_.requests[i];
     for (int64_t position = seq_len - query_len; position < seq_len; ++position) {
       for (int64_t kv_head = 0; kv_head < geometry_.num_kv_heads; ++kv_head) {

@@ -26,6 +26,8 @@ struct ScenarioShape {
   int64_t sliding_window = 0;
   float logit_softcap = 0;
   DType kv_dtype = DType::kF32;
+  float k_scale = 1;  // of kF8E4M3
+  float v_scale = 1;
   int64_t padding_rows = 0;
   uint32_t seed = 1;
 };
@@ -60,7 +62,7 @@ class Scenario {
   std::vector<float> RunChunk(const AttentionBackend& backend, int64_t index, int64_t query_len,
                               int64_t seq_len);
 
-  // The answer of RunStep by dense attention over the keys and values rounded to the cache's dtype.
+  // The answer of RunStep by dense attention over the keys and values as the cache holds them.
   std::vector<double> Expected() const;
 
   void PoisonAll();

@@ -3,19 +3,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
+#include "attention/kv_convert.h"
 #include "attention/selector.h"
 #include "tests/attention/cuda_test_device.h"
 
 namespace lockstep {
 namespace {
 
-// "float32", "float16", "bfloat16", and the latter two with prefill by warpgroup products.
+// "float32", "float16", "bfloat16", each over an fp8 cache, too, and the latter two with prefill by
+// warpgroup products.
 struct Kind {
-  DType dtype;
+  DType dtype;     // of queries and outputs
+  DType kv_dtype;  // of the cache
   CudaPrefill prefill;
 };
+
+// Scales that bring normal numbers into fp8's range, some of them beyond it.
+constexpr float kKeyScale = 0.0117f, kValueScale = 0.0083f;
 
 class CudaAttentionTest : public testing::TestWithParam<Kind> {
  protected:
@@ -29,14 +36,25 @@ class CudaAttentionTest : public testing::TestWithParam<Kind> {
   }
 
   static DType dtype() { return GetParam().dtype; }
+  static DType kv_dtype() { return GetParam().kv_dtype; }
+  static bool is_fp8() { return kv_dtype() == DType::kF8E4M3; }
+  // The shape over the cache of this kind.
+  static ScenarioShape WithCache(ScenarioShape shape) {
+    shape.kv_dtype = kv_dtype();
+    if (is_fp8()) {
+      shape.k_scale = kKeyScale;
+      shape.v_scale = kValueScale;
+    }
+    return shape;
+  }
   static double Tolerance() { return RelativeErrorTolerance(dtype()); }
   static std::unique_ptr<AttentionBackend> MakeBackend(const ScenarioShape& shape) {
-    return MakeHostFacedCuda(shape, GetParam().prefill);
+    return MakeHostFacedCuda(shape, dtype(), GetParam().prefill);
   }
 
   void ExpectDense(ScenarioShape shape) {
-    shape.kv_dtype = dtype();
-    Scenario scenario(shape);
+    shape = WithCache(shape);
+    Scenario scenario(WithCache(shape));
     RoundQueries(scenario, dtype());
     const auto backend = MakeBackend(shape);
     EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), Tolerance())
@@ -54,7 +72,6 @@ class CudaAttentionTest : public testing::TestWithParam<Kind> {
     shape.block_size = pick({16, 32, 16, 1, 4, 24});
     shape.sliding_window = pick({0, 0, 0, 1, 5, 64, 100, 300});
     shape.logit_softcap = static_cast<float>(pick({0, 0, 2, 30}));
-    shape.kv_dtype = dtype();
     shape.padding_rows = pick({0, 1, 3});
     shape.group_sizes.clear();
     for (int64_t i = pick({1, 2, 3}); i > 0; --i) {
@@ -66,7 +83,7 @@ class CudaAttentionTest : public testing::TestWithParam<Kind> {
           std::min(seq_len, pick({1, 1, 1, 2, 17, seq_len > 100 ? 50 : seq_len}));
       shape.requests.push_back({.query_len = query_len, .seq_len = seq_len});
     }
-    return shape;
+    return WithCache(shape);
   }
 };
 
@@ -113,17 +130,16 @@ TEST_P(CudaAttentionTest, ManyParts) {
       .requests = {{.query_len = 1, .seq_len = 12800}, {.query_len = 1, .seq_len = 11000}},
       .group_sizes = {7},
       .head_dim = 128,
-      .kv_dtype = dtype(),
       .seed = 19};
   for (int64_t parts = 2; parts <= 9; ++parts) {
     shape.requests.push_back({.query_len = 1, .seq_len = parts * 64 - 3});
   }
-  Scenario scenario(shape);
+  Scenario scenario(WithCache(shape));
   RoundQueries(scenario, dtype());
   CudaBackend::Options options = OptionsFor(shape);
   options.sizes.max_splits = 64;
   options.prefill = GetParam().prefill;
-  const HostFacedCuda backend(options, false);
+  const HostFacedCuda backend(options, dtype(), false);
   EXPECT_LT(RelativeError(scenario.RunStep(backend), scenario.Expected()), Tolerance());
 }
 
@@ -146,9 +162,8 @@ TEST_P(CudaAttentionTest, LogitSoftcap) {
         .group_sizes = {4},
         .head_dim = 96,
         .logit_softcap = softcap,
-        .kv_dtype = dtype(),
         .seed = 5};
-    Scenario scenario(shape);
+    Scenario scenario(WithCache(shape));
     for (float& q : scenario.data()[0].queries) q *= 8;  // logits far beyond the cap
     RoundQueries(scenario, dtype());
     const auto backend = MakeBackend(shape);
@@ -161,9 +176,8 @@ TEST_P(CudaAttentionTest, LogitSoftcap) {
 TEST_P(CudaAttentionTest, LargeLogitsDoNotOverflow) {
   const ScenarioShape shape = {
       .requests = {{.query_len = 2, .seq_len = 300}, {.query_len = 1, .seq_len = 300}},
-      .head_dim = 16,
-      .kv_dtype = dtype()};
-  Scenario scenario(shape);
+      .head_dim = 16};
+  Scenario scenario(WithCache(shape));
   for (RequestData& data : scenario.data()) {
     for (float& q : data.queries) q *= 1000;
     for (float& k : data.keys) k *= 1000;
@@ -171,10 +185,34 @@ TEST_P(CudaAttentionTest, LargeLogitsDoNotOverflow) {
   for (float x : scenario.RunStep(*MakeBackend(shape))) EXPECT_TRUE(std::isfinite(x));
 }
 
+// Queries that float16 could not hold, beside keys so small that logits are of size 1.
+TEST_P(CudaAttentionTest, QueriesOfAnySize) {
+  for (const float size : {1e-6f, 3e-4f, 1e4f, 3e5f, 1e20f}) {
+    if (size > 1e4f && dtype() == DType::kF16) continue;
+    ScenarioShape shape =
+        WithCache({.requests = {{.query_len = 1, .seq_len = 300}, {.query_len = 90, .seq_len = 90}},
+                   .group_sizes = {3},
+                   .head_dim = 64,
+                   .seed = 29});
+    if (is_fp8()) shape.k_scale = kKeyScale / size;
+    Scenario scenario(shape);
+    for (RequestData& data : scenario.data()) {
+      for (float& q : data.queries) q *= size;
+      for (float& k : data.keys) k /= size;
+    }
+    RoundQueries(scenario, dtype());
+    // float16 has few bits left of what is below 2^-14; its keys are no smaller than it can hold.
+    if (dtype() == DType::kF16 && (size < 1e-3f || !is_fp8())) continue;
+    EXPECT_LT(RelativeError(scenario.RunStep(*MakeBackend(shape)), scenario.Expected()),
+              Tolerance())
+        << size;
+  }
+}
+
 TEST_P(CudaAttentionTest, BatchEqualsAloneBitForBit) {
   for (uint32_t seed = 100; seed < 140; ++seed) {
     const ScenarioShape shape = RandomShape(seed);
-    Scenario scenario(shape);
+    Scenario scenario(WithCache(shape));
     const auto backend = MakeBackend(shape);
     const std::vector<float> batch = scenario.RunStep(*backend);
     std::vector<float> alone;
@@ -195,9 +233,8 @@ TEST_P(CudaAttentionTest, ChunkedEqualsWholeBitForBit) {
       const ScenarioShape shape = {.requests = {{.query_len = 600, .seq_len = 600}},
                                    .group_sizes = {3, 2},
                                    .head_dim = 64,
-                                   .sliding_window = window,
-                                   .kv_dtype = dtype()};
-      Scenario scenario(shape);
+                                   .sliding_window = window};
+      Scenario scenario(WithCache(shape));
       const auto backend = MakeBackend(shape);
       const std::vector<float> whole = scenario.RunStep(*backend);
       scenario.PoisonAll();
@@ -218,9 +255,8 @@ TEST_P(CudaAttentionTest, RepeatedRunsAreEqualBitForBit) {
                                             {.query_len = 1, .seq_len = 700},
                                             {.query_len = 40, .seq_len = 500}},
                                .group_sizes = {7, 20},
-                               .head_dim = 128,
-                               .kv_dtype = dtype()};
-  Scenario scenario(shape);
+                               .head_dim = 128};
+  Scenario scenario(WithCache(shape));
   const auto backend = MakeBackend(shape);
   const std::vector<float> first = scenario.RunStep(*backend);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(SameBits(first, scenario.RunStep(*backend))) << i;
@@ -231,9 +267,8 @@ TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
     const ScenarioShape shape = {
         .requests = {{.query_len = query_len, .seq_len = 5}, {.query_len = 0, .seq_len = 7}},
         .group_sizes = {2},
-        .kv_dtype = dtype(),
         .padding_rows = 4};
-    Scenario scenario(shape);
+    Scenario scenario(WithCache(shape));
     RoundQueries(scenario, dtype());
     const std::vector<float> out = scenario.RunStep(*MakeBackend(shape));
     EXPECT_LT(RelativeError(out, scenario.Expected()), Tolerance());
@@ -242,8 +277,8 @@ TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
 }
 
 TEST_P(CudaAttentionTest, AnEmptyBatchIsAllPadding) {
-  const ScenarioShape shape = {.requests = {}, .kv_dtype = dtype(), .padding_rows = 3};
-  Scenario scenario(shape);
+  const ScenarioShape shape = {.requests = {}, .padding_rows = 3};
+  Scenario scenario(WithCache(shape));
   EXPECT_EQ(scenario.RunStep(*MakeBackend(shape)), std::vector<float>(3 * 8, 0.0f));
 }
 
@@ -253,9 +288,8 @@ TEST_P(CudaAttentionTest, InvisibleNanDoesNotLeak) {
       .requests = {{.query_len = 1, .seq_len = 400}, {.query_len = 400, .seq_len = 400}},
       .group_sizes = {2},
       .head_dim = 64,
-      .sliding_window = 70,
-      .kv_dtype = dtype()};
-  Scenario scenario(shape);
+      .sliding_window = 70};
+  Scenario scenario(WithCache(shape));
   const auto backend = MakeBackend(shape);
   const std::vector<float> clean = scenario.RunStep(*backend);
   for (RequestData& data : scenario.data()) {
@@ -280,16 +314,18 @@ TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
   for (const bool write_float32 : {true, false}) {
     for (const int64_t dim : {5, 16}) {
       const int64_t count = kBlocks * kHeads * kBlockSize * dim;
-      const int64_t bytes = count * SizeOf(dtype());
+      const int64_t bytes = count * SizeOf(kv_dtype());
       std::vector<char> cache_keys(bytes, 0x5a), cache_values(bytes, 0x5a);
       std::vector<char> expected_keys(bytes, 0x5a), expected_values(bytes, 0x5a);
       const KvCacheView cache = {.keys = cache_keys.data(),
                                  .values = cache_values.data(),
-                                 .dtype = dtype(),
+                                 .dtype = kv_dtype(),
                                  .num_blocks = kBlocks,
                                  .num_kv_heads = kHeads,
                                  .block_size = kBlockSize,
-                                 .head_dim = dim};
+                                 .head_dim = dim,
+                                 .k_scale = is_fp8() ? 0.25f : 1,
+                                 .v_scale = is_fp8() ? 0.003f : 1};
       std::vector<float> keys(4 * kHeads * dim), values(4 * kHeads * dim);
       for (size_t i = 0; i < keys.size(); ++i) {
         // Ties of bfloat16 (bit 15 set alone) and of binary16 (bit 12), both ways, and others.
@@ -304,38 +340,80 @@ TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
                                                 .num_query_heads = 1,
                                                 .num_kv_heads = 1,
                                                 .head_dim = dim}};
-      const HostFacedCuda backend(options, write_float32);
+      const HostFacedCuda backend(options, dtype(), write_float32);
       const auto view = [&](std::vector<float>& data) {
         return MatrixView{
             .data = data.data(), .rows = 4, .cols = kHeads * dim, .stride = kHeads * dim};
       };
       backend.WriteKv(view(keys), view(values), slots, cache);
+      // As they arrive on the device.
+      const std::vector<float> device_keys = write_float32 ? keys : RoundedTo(keys, dtype());
+      const std::vector<float> device_values = write_float32 ? values : RoundedTo(values, dtype());
       for (int64_t t = 0; t < 4; ++t) {
         if (slots[t] == kNoSlot) continue;
         for (int64_t head = 0; head < kHeads; ++head) {
           const int64_t offset =
-              SizeOf(dtype()) * cache.Offset(slots[t] / kBlockSize, head, slots[t] % kBlockSize);
+              SizeOf(kv_dtype()) * cache.Offset(slots[t] / kBlockSize, head, slots[t] % kBlockSize);
           const int64_t from = (t * kHeads + head) * dim;
-          Convert(DType::kF32, &keys[from], dtype(), &expected_keys[offset], dim);
-          Convert(DType::kF32, &values[from], dtype(), &expected_values[offset], dim);
+          ToCache(&device_keys[from], cache.k_scale, kv_dtype(), &expected_keys[offset], dim);
+          ToCache(&device_values[from], cache.v_scale, kv_dtype(), &expected_values[offset], dim);
         }
       }
-      EXPECT_EQ(cache_keys, expected_keys) << Name(dtype()) << dim;
-      EXPECT_EQ(cache_values, expected_values) << Name(dtype()) << dim;
+      EXPECT_EQ(cache_keys, expected_keys) << Name(kv_dtype()) << dim;
+      EXPECT_EQ(cache_values, expected_values) << Name(kv_dtype()) << dim;
     }
   }
 }
 
+// What fp8 costs: prints the errors against keys and values that were not rounded, of outputs whose
+// size is about 1 / sqrt(keys that matter). A number of E4M3 has 4 significant bits: rounding is
+// off by 1.8% of it on average, 6.25% at most.
+TEST_P(CudaAttentionTest, AccuracyAgainstAnUnroundedCache) {
+  ScenarioShape shape = WithCache({.requests = {{.query_len = 1, .seq_len = 1000},
+                                                {.query_len = 200, .seq_len = 200},
+                                                {.query_len = 1, .seq_len = 60}},
+                                   .group_sizes = {7},
+                                   .head_dim = 128,
+                                   .seed = 23});
+  Scenario scenario(shape);
+  RoundQueries(scenario, dtype());
+  ScenarioShape unrounded = shape;
+  unrounded.kv_dtype = DType::kF32;
+  unrounded.k_scale = unrounded.v_scale = 1;
+  Scenario exact(unrounded);  // the same data: of the same seed
+  RoundQueries(exact, dtype());
+  const std::vector<double> expected = exact.Expected();
+  const std::vector<float> out = scenario.RunStep(*MakeBackend(shape));
+  double largest = 0, sum = 0, size = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double error = std::abs(out[i] - expected[i]);
+    largest = std::max(largest, error);
+    sum += error;
+    size += std::abs(expected[i]);
+  }
+  const double relative = RelativeError(out, expected);
+  std::printf("%s, cache %s: largest error %.3g, mean %.3g of a mean size of %.3g; rms %.3g%%\n",
+              std::string(Name(dtype())).c_str(), std::string(Name(kv_dtype())).c_str(), largest,
+              sum / static_cast<double>(out.size()), size / static_cast<double>(out.size()),
+              100 * relative);
+  EXPECT_LT(relative, is_fp8() ? 0.08 : 2 * RelativeErrorTolerance(dtype()));
+}
+
+constexpr CudaPrefill kMma = CudaPrefill::kMma, kWarpgroup = CudaPrefill::kWarpgroup;
+
 INSTANTIATE_TEST_SUITE_P(Kinds, CudaAttentionTest,
-                         testing::Values(Kind{DType::kF32, CudaPrefill::kMma},
-                                         Kind{DType::kF16, CudaPrefill::kMma},
-                                         Kind{DType::kBF16, CudaPrefill::kMma},
-                                         Kind{DType::kF16, CudaPrefill::kWarpgroup},
-                                         Kind{DType::kBF16, CudaPrefill::kWarpgroup}),
+                         testing::Values(Kind{DType::kF32, DType::kF32, kMma},
+                                         Kind{DType::kF16, DType::kF16, kMma},
+                                         Kind{DType::kBF16, DType::kBF16, kMma},
+                                         Kind{DType::kF16, DType::kF16, kWarpgroup},
+                                         Kind{DType::kBF16, DType::kBF16, kWarpgroup},
+                                         Kind{DType::kF32, DType::kF8E4M3, kMma},
+                                         Kind{DType::kF16, DType::kF8E4M3, kMma},
+                                         Kind{DType::kBF16, DType::kF8E4M3, kMma}),
                          [](const auto& info) {
-                           const bool warpgroup = info.param.prefill == CudaPrefill::kWarpgroup;
-                           return std::string(Name(info.param.dtype)) +
-                                  (warpgroup ? "_warpgroup" : "");
+                           const bool is_fp8 = info.param.kv_dtype == DType::kF8E4M3;
+                           return std::string(Name(info.param.dtype)) + (is_fp8 ? "_fp8" : "") +
+                                  (info.param.prefill == kWarpgroup ? "_warpgroup" : "");
                          });
 
 TEST(CudaSelectorTest, ChoosesCudaForItsDevice) {
@@ -350,6 +428,9 @@ TEST(CudaSelectorTest, ChoosesCudaForItsDevice) {
   const auto report = ChooseBackend(requirements, "");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->chosen, "cuda");
+  AttentionRequirements fp8 = requirements;
+  fp8.kv_dtype = DType::kF8E4M3;
+  EXPECT_TRUE(ChooseBackend(fp8, "").ok());
   AttentionRequirements mixed = requirements;
   mixed.activation_dtype = DType::kF32;
   EXPECT_EQ(ChooseBackend(mixed, "").status().code(), absl::StatusCode::kUnimplemented);

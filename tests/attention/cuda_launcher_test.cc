@@ -52,7 +52,7 @@ class CudaLauncherTest : public testing::Test {
     device_keys_ = ToDevice(keys_);
     device_values_ = ToDevice(values_);
     workspace_ = MakeWorkspace(false);
-    auto layer = CudaAttentionLayer::Create(geometry_, kDType);
+    auto layer = CudaAttentionLayer::Create(geometry_, kDType, kDType, kDefaultCudaPrefill);
     ASSERT_TRUE(layer.ok()) << layer.status();
     layer_ = *std::move(layer);
     query_start_loc_ = PoisonedDevice((kMaxRequests + 1) * 4);
@@ -390,18 +390,26 @@ TEST_F(CudaLauncherTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(forward(batch, rows, other), kInvalid);
   AttentionGeometry windowed = geometry_;
   windowed.sliding_window = 5;
-  const auto layer = CudaAttentionLayer::Create(windowed, kDType);
+  const auto layer = CudaAttentionLayer::Create(windowed, kDType, kDType, kDefaultCudaPrefill);
   ASSERT_TRUE(layer.ok());
   EXPECT_EQ(layer->Forward(batch, workspace_, rows, cache, rows, stream_.get()).code(), kInvalid);
 }
 
-TEST(CudaAttentionLayerTest, RefusesGeometriesByName) {
+TEST(CudaAttentionLayerTest, RefusesGeometriesAndTypesByName) {
   const AttentionGeometry good = {
       .num_query_heads = 2, .num_kv_heads = 1, .head_dim = 8, .kv_groups = {{0, 2}}, .scale = 1};
-  EXPECT_TRUE(CudaAttentionLayer::Create(good, DType::kF32).ok());
-  const auto code = [](const AttentionGeometry& geometry) {
-    return CudaAttentionLayer::Create(geometry, DType::kF32).status().code();
+  const auto create = [](const AttentionGeometry& geometry, DType dtype = DType::kF32,
+                         DType kv_dtype = DType::kF32, CudaPrefill prefill = CudaPrefill::kMma) {
+    return CudaAttentionLayer::Create(geometry, dtype, kv_dtype, prefill).status();
   };
+  const auto code = [&](const AttentionGeometry& geometry) { return create(geometry).code(); };
+  EXPECT_TRUE(create(good).ok());
+  EXPECT_TRUE(create(good, DType::kF32, DType::kF8E4M3).ok());
+  EXPECT_EQ(create(good, DType::kF32, DType::kBF16).message(),
+            "CUDA attention: queries of float32 with a cache of bfloat16");
+  EXPECT_EQ(create(good, DType::kF8E4M3, DType::kF8E4M3).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(create(good, DType::kBF16, DType::kF8E4M3, CudaPrefill::kWarpgroup).message(),
+            "CUDA attention: warpgroup products with an fp8 cache");
   AttentionGeometry changed = good;
   changed.head_dim = 513;
   EXPECT_EQ(code(changed), absl::StatusCode::kUnimplemented);

@@ -105,12 +105,15 @@ double RelativeErrorTolerance(DType dtype) {
       return 0x1p-11;
     case DType::kBF16:
       return 0x1p-8;
+    case DType::kF8E4M3:  // no backend computes in it
+      break;
   }
   LOCKSTEP_CHECK(false);
 }
 
-HostFacedCuda::HostFacedCuda(const CudaBackend::Options& options, bool write_float32)
-    : write_float32_(write_float32) {
+HostFacedCuda::HostFacedCuda(const CudaBackend::Options& options, DType activations,
+                             bool write_float32)
+    : activations_(activations), write_float32_(write_float32) {
   auto stream = OwnedCudaStream::Create();
   Must(stream.status());
   stream_ = *std::move(stream);
@@ -128,7 +131,7 @@ absl::StatusOr<std::unique_ptr<AttentionMetadata>> HostFacedCuda::BuildMetadata(
 
 void HostFacedCuda::WriteKv(const MatrixView& keys, const MatrixView& values,
                             std::span<const int64_t> slots, const KvCacheView& cache) const {
-  const DType dtype = write_float32_ ? DType::kF32 : cache.dtype;
+  const DType dtype = write_float32_ ? DType::kF32 : activations_;
   const DeviceCache device = Upload(cache);
   const DeviceBuffer device_keys = ToDevice(Packed(keys, dtype));
   const DeviceBuffer device_values = ToDevice(Packed(values, dtype));
@@ -144,17 +147,17 @@ void HostFacedCuda::Forward(const AttentionGeometry& geometry, const AttentionMe
                             const MatrixView& query, const KvCacheView& cache,
                             const MatrixView& out) const {
   const DeviceCache device = Upload(cache);
-  const DeviceBuffer device_query = ToDevice(Packed(query, cache.dtype));
-  const int64_t bytes = out.rows * out.cols * SizeOf(cache.dtype);
+  const DeviceBuffer device_query = ToDevice(Packed(query, activations_));
+  const int64_t bytes = out.rows * out.cols * SizeOf(activations_);
   const DeviceBuffer device_out = PoisonedDevice(bytes);
-  backend_->Forward(geometry, metadata, OnDevice(query, cache.dtype, device_query), device.view,
-                    OnDevice(out, cache.dtype, device_out));
+  backend_->Forward(geometry, metadata, OnDevice(query, activations_, device_query), device.view,
+                    OnDevice(out, activations_, device_out));
   Must(backend_->status());
   Must(Synchronize(stream_.get()));
   std::vector<char> packed(bytes);
   ToHost(device_out, packed.data(), bytes);
   for (int64_t r = 0; r < out.rows; ++r) {
-    Convert(cache.dtype, packed.data() + r * out.cols * SizeOf(cache.dtype), DType::kF32,
+    Convert(activations_, packed.data() + r * out.cols * SizeOf(activations_), DType::kF32,
             out.row<float>(r), out.cols);
   }
 }
@@ -179,17 +182,18 @@ CudaBackend::Options OptionsFor(const ScenarioShape& shape) {
   return options;
 }
 
-std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape,
+std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape, DType activations,
                                                     CudaPrefill prefill) {
   CudaBackend::Options options = OptionsFor(shape);
   options.prefill = prefill;
-  return std::make_unique<HostFacedCuda>(options, shape.seed % 2 == 0);
+  return std::make_unique<HostFacedCuda>(options, activations, shape.seed % 2 == 0);
 }
 
 bool HasWarpgroupPrefill() {
   const AttentionGeometry geometry = {
       .num_query_heads = 1, .num_kv_heads = 1, .head_dim = 64, .kv_groups = {{0, 1}}, .scale = 1};
-  const auto layer = CudaAttentionLayer::Create(geometry, DType::kBF16, CudaPrefill::kWarpgroup);
+  const auto layer =
+      CudaAttentionLayer::Create(geometry, DType::kBF16, DType::kBF16, CudaPrefill::kWarpgroup);
   LOCKSTEP_CHECK(layer.ok() || layer.status().code() == absl::StatusCode::kUnimplemented);
   return layer.ok();
 }

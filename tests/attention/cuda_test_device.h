@@ -35,11 +35,11 @@ double RelativeError(const std::vector<float>& a, const std::vector<double>& b);
 double RelativeErrorTolerance(DType dtype);
 
 // Takes host views as every host backend does, copies them to the device and back. Queries and
-// outputs are converted to and from the cache's dtype, outputs are NaN beforehand; keys and values
-// arrive on the device as float32 when `write_float32`.
+// outputs are converted to and from `activations`, outputs are NaN beforehand; keys and values
+// arrive on the device as float32 when `write_float32`, else as `activations`.
 class HostFacedCuda : public AttentionBackend {
  public:
-  HostFacedCuda(const CudaBackend::Options& options, bool write_float32);
+  HostFacedCuda(const CudaBackend::Options& options, DType activations, bool write_float32);
   ~HostFacedCuda() override;
 
   std::string name() const override { return "cuda"; }
@@ -55,13 +55,14 @@ class HostFacedCuda : public AttentionBackend {
  private:
   OwnedCudaStream stream_;
   std::unique_ptr<CudaBackend> backend_;
+  DType activations_;
   bool write_float32_;
 };
 
 // A backend with room for the scenario.
 CudaBackend::Options OptionsFor(const ScenarioShape& shape);
-std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape,
-                                                    CudaPrefill prefill = kDefaultCudaPrefill);
+std::unique_ptr<AttentionBackend> MakeHostFacedCuda(const ScenarioShape& shape, DType activations,
+                                                    CudaPrefill prefill);
 // False where the device or the build has no warpgroup products.
 bool HasWarpgroupPrefill();
 

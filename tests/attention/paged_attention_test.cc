@@ -345,6 +345,43 @@ TEST_P(PagedAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
   }
 }
 
+// Of the host's backends, the reference alone reads an fp8 cache.
+TEST(ReferenceBackendTest, Fp8CacheEqualsDenseAttentionOverWhatItHolds) {
+  for (const auto& [k_scale, v_scale] : {std::pair{1.0f, 1.0f}, {0.01f, 3.0f}, {0.003f, 0.002f}}) {
+    Scenario scenario({.requests = {{.query_len = 3, .seq_len = 40}, {.seq_len = 9}},
+                       .group_sizes = {2, 3},
+                       .kv_dtype = DType::kF8E4M3,
+                       .k_scale = k_scale,
+                       .v_scale = v_scale,
+                       .padding_rows = 1});
+    EXPECT_LT(LargestDifference(scenario.RunStep(ReferenceBackend()), scenario.Expected()), 1e-6);
+  }
+}
+
+TEST(ReferenceBackendTest, Fp8WritesAreDividedRoundedAndSaturated) {
+  auto pool = KvPool::Create(
+      {.num_layers = 1, .num_kv_heads = 1, .head_dim = 3, .block_size = 2, .dtype = DType::kF8E4M3},
+      1);
+  ASSERT_TRUE(pool.ok());
+  pool->SetScales(0, 0.5f, 4);
+  const KvCacheView cache = pool->Layer(0);
+  float keys[] = {1, -300, NAN};
+  float values[] = {1792, 1e9f, 4};
+  const auto view = [](float* data) {
+    return MatrixView{.data = data, .rows = 1, .cols = 3, .stride = 3};
+  };
+  ReferenceBackend().WriteKv(view(keys), view(values), std::vector<int64_t>{1}, cache);
+  const auto stored = [](const void* data, int64_t i) {
+    return ToFloat(static_cast<const F8E4M3*>(data)[3 + i]);
+  };
+  EXPECT_EQ(stored(cache.keys, 0), 2);
+  EXPECT_EQ(stored(cache.keys, 1), -448);
+  EXPECT_TRUE(std::isnan(stored(cache.keys, 2)));
+  EXPECT_EQ(stored(cache.values, 0), 448);
+  EXPECT_EQ(stored(cache.values, 1), 448);
+  EXPECT_EQ(stored(cache.values, 2), 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, PagedAttentionTest, testing::ValuesIn(BackendNames()),
                          [](const auto& info) { return info.param; });
 

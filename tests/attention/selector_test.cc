@@ -49,6 +49,15 @@ TEST_F(SelectorTest, CudaIsThereWhereItIsBuilt) {
   EXPECT_EQ(ChooseBackend(requirements, "").status().code(), absl::StatusCode::kUnimplemented);
 }
 
+TEST_F(SelectorTest, TheCpuBackendRefusesAnFp8Cache) {
+  AttentionRequirements requirements = Plain();
+  requirements.kv_dtype = DType::kF8E4M3;
+  const std::string error = Error(requirements, "", absl::StatusCode::kUnimplemented);
+  EXPECT_NE(error.find("cpu: KV cache dtype fp8_e4m3 is not supported"), std::string::npos)
+      << error;
+  EXPECT_TRUE(SelectBackend(requirements, "reference", pool_).ok());
+}
+
 TEST_F(SelectorTest, TakesTheNamedOne) {
   const auto selection = SelectBackend(Plain(), "reference", pool_);
   ASSERT_TRUE(selection.ok()) << selection.status();

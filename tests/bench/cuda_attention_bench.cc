@@ -1,14 +1,16 @@
 // CUDA attention of one layer: decode as a share of reading K and V once, prefill as TFLOP/s.
 //
-//   bytes = 2 * Hkv * D * 2 * sum of seq_lens          floor = bytes / 4.51 TB/s (H200, measured)
-//   flop  = 4 * Hq * D * (query, key) pairs under the causal mask
+//   bytes = 2 * Hkv * D * (2, fp8: 1) * sum of seq_lens   floor = bytes / 4.51 TB/s (H200,
+//   measured) flop  = 4 * Hq * D * (query, key) pairs under the causal mask
 //
 // Times are medians of graph replays; a graph holds a chain of calls, one for each of several
 // layers' caches, so that together they exceed the L2 cache, as in a model, and at least 28. Random
 // data: zeros would run faster.
 //
-//   cuda_attention_bench [decode | prefill | splits | chain]...   all by default; a line a case
+//   cuda_attention_bench [decode | prefill | splits | chain | fp8]...   all by default; a line a
+//   case
 //
+// fp8: decode and prefill over an fp8 cache and over one of bfloat16.
 // chain: the decode steps that matter most, by least size of the parts, with programmatic launches
 // and without.
 #include <cuda_runtime.h>
@@ -17,12 +19,14 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "attention/cuda_attention.h"
+#include "attention/kv_convert.h"
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {
@@ -61,15 +65,22 @@ DeviceBuffer ToDevice(const std::vector<T>& values) {
   return buffer;
 }
 
-// Fills with normal bfloat16: 32 MiB of them, again and again.
-void FillRandom(const DeviceBuffer& buffer, std::mt19937& rng) {
-  static const std::vector<BF16> values = [&rng] {
-    std::normal_distribution<float> normal;
-    std::vector<BF16> v(int64_t{16} << 20);
-    for (BF16& x : v) x = ToBF16(normal(rng));
+// Fills with normal numbers, of fp8 100 times as large: 16 Mi of them, again and again.
+void FillRandom(const DeviceBuffer& buffer, DType dtype, std::mt19937& rng) {
+  static const std::vector<float> normal = [&rng] {
+    std::normal_distribution<float> distribution;
+    std::vector<float> v(int64_t{16} << 20);
+    for (float& x : v) x = distribution(rng);
     return v;
   }();
-  const int64_t piece = static_cast<int64_t>(values.size()) * 2;
+  static std::map<DType, std::vector<char>> stored;
+  std::vector<char>& values = stored[dtype];
+  const int64_t piece = std::ssize(normal) * SizeOf(dtype);
+  if (values.empty()) {
+    values.resize(piece);
+    ToCache(normal.data(), dtype == DType::kF8E4M3 ? 0.01f : 1, dtype, values.data(),
+            std::ssize(normal));
+  }
   for (int64_t done = 0; done < buffer.size_bytes(); done += piece) {
     Must(CopyAsync(buffer.as<char>() + done, values.data(),
                    std::min(piece, buffer.size_bytes() - done), nullptr));
@@ -81,8 +92,9 @@ void FillRandom(const DeviceBuffer& buffer, std::mt19937& rng) {
 class Case {
  public:
   Case(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len,
-       CudaAttentionWorkspace::Options options, CudaPrefill prefill, CudaStream stream)
-      : heads_(heads), stream_(stream), rng_(1) {
+       CudaAttentionWorkspace::Options options, CudaPrefill prefill, DType kv_dtype,
+       CudaStream stream)
+      : heads_(heads), kv_dtype_(kv_dtype), stream_(stream), rng_(1) {
     const int64_t max_blocks = (seq_len + kBlockSize - 1) / kBlockSize;
     const int64_t blocks = requests * max_blocks;
     const int64_t rows = requests * query_len;
@@ -104,17 +116,17 @@ class Case {
               .num_tokens = rows,
               .may_have_decode = query_len == 1,
               .may_have_prefill = query_len > 1};
-    const int64_t cache_bytes = blocks * heads.kv * kBlockSize * heads.dim * 2;
+    const int64_t cache_bytes = blocks * heads.kv * kBlockSize * heads.dim * SizeOf(kv_dtype);
     num_caches_ = std::clamp<int64_t>(kL2Bytes / (2 * cache_bytes) + 1, 2, 160);
     // Prefill's calls are long enough to stand alone.
     layers_ = query_len > 1 ? num_caches_ : std::max(num_caches_, kLeastLayers);
     for (int64_t i = 0; i < 2 * num_caches_; ++i) {
       caches_.push_back(Allocate(cache_bytes));
-      FillRandom(caches_.back(), rng_);
+      FillRandom(caches_.back(), kv_dtype, rng_);
     }
     num_blocks_ = blocks;
     query_ = Allocate(rows * heads.query * heads.dim * 2);
-    FillRandom(query_, rng_);
+    FillRandom(query_, DType::kBF16, rng_);
     out_ = Allocate(rows * heads.query * heads.dim * 2);
     AttentionGeometry geometry = {.num_query_heads = heads.query,
                                   .num_kv_heads = heads.kv,
@@ -124,7 +136,7 @@ class Case {
     for (int64_t h = 0; h < heads.kv; ++h) {
       geometry.kv_groups.push_back({h * heads.query / heads.kv, (h + 1) * heads.query / heads.kv});
     }
-    layer_ = Must(CudaAttentionLayer::Create(geometry, DType::kBF16, prefill));
+    layer_ = Must(CudaAttentionLayer::Create(geometry, DType::kBF16, kv_dtype, prefill));
     options.max_num_requests = requests;
     options.max_num_tokens = rows;
     options.max_model_len = std::max<int64_t>(seq_len, 32768);
@@ -170,11 +182,13 @@ class Case {
     const int64_t i = layer % num_caches_;
     const KvCacheView cache = {.keys = caches_[2 * i].data(),
                                .values = caches_[2 * i + 1].data(),
-                               .dtype = DType::kBF16,
+                               .dtype = kv_dtype_,
                                .num_blocks = num_blocks_,
                                .num_kv_heads = heads_.kv,
                                .block_size = kBlockSize,
-                               .head_dim = heads_.dim};
+                               .head_dim = heads_.dim,
+                               .k_scale = kv_dtype_ == DType::kF8E4M3 ? 0.01f : 1,
+                               .v_scale = kv_dtype_ == DType::kF8E4M3 ? 0.01f : 1};
     const int64_t width = heads_.query * heads_.dim;
     return layer_.Forward(
         batch_, workspace_, {.data = query_.data(), .dtype = DType::kBF16, .row_stride = width},
@@ -182,6 +196,7 @@ class Case {
   }
 
   Heads heads_;
+  DType kv_dtype_;
   CudaStream stream_;
   std::mt19937 rng_;
   int64_t num_caches_ = 0;
@@ -197,29 +212,35 @@ class Case {
 };
 
 void Decode(Heads heads, int64_t requests, int64_t seq_len,
-            const CudaAttentionWorkspace::Options& options, CudaStream stream) {
-  Case c(heads, requests, 1, seq_len, options, kDefaultCudaPrefill, stream);
+            const CudaAttentionWorkspace::Options& options, CudaStream stream,
+            DType kv_dtype = DType::kBF16) {
+  Case c(heads, requests, 1, seq_len, options, CudaPrefill::kMma, kv_dtype, stream);
   const double seconds = c.Time();
-  const double bytes = static_cast<double>(4 * heads.kv * heads.dim * requests * seq_len);
+  const double bytes =
+      static_cast<double>(2 * heads.kv * heads.dim * SizeOf(kv_dtype) * requests * seq_len);
   std::printf(
-      "decode  %2ld/%ld heads D=%3ld B=%3ld ctx=%5ld splits>=%ld<=%ld pdl=%d: %8.2f us  %7.1f GB/s"
+      "decode  %s %2ld/%ld heads D=%3ld B=%3ld ctx=%5ld splits>=%ld<=%ld pdl=%d: %8.2f us  %7.1f "
+      "GB/s"
       "  %4.1f%% of %.2f TB/s\n",
-      heads.query, heads.kv, heads.dim, requests, seq_len, options.min_split_keys,
-      options.max_splits, options.programmatic_launch ? 1 : 0, seconds * 1e6,
-      bytes / seconds * 1e-9, 100 * bytes / seconds / kBandwidth, kBandwidth * 1e-12);
+      kv_dtype == DType::kF8E4M3 ? "fp8 " : "bf16", heads.query, heads.kv, heads.dim, requests,
+      seq_len, options.min_split_keys, options.max_splits, options.programmatic_launch ? 1 : 0,
+      seconds * 1e6, bytes / seconds * 1e-9, 100 * bytes / seconds / kBandwidth,
+      kBandwidth * 1e-12);
 }
 
-void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, CudaStream stream) {
+void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, CudaStream stream,
+             const std::vector<std::pair<DType, CudaPrefill>>& kinds = {
+                 {DType::kBF16, CudaPrefill::kMma}, {DType::kBF16, CudaPrefill::kWarpgroup}}) {
   const double pairs = static_cast<double>(query_len * (seq_len - query_len)) +
                        0.5 * static_cast<double>(query_len * (query_len + 1));
   const double flop = 4 * static_cast<double>(heads.query * heads.dim * requests) * pairs;
-  for (const CudaPrefill prefill : {CudaPrefill::kMma, CudaPrefill::kWarpgroup}) {
-    Case c(heads, requests, query_len, seq_len, {}, prefill, stream);
+  for (const auto& [kv_dtype, prefill] : kinds) {
+    Case c(heads, requests, query_len, seq_len, {}, prefill, kv_dtype, stream);
     const double seconds = c.Time();
     std::printf(
-        "prefill %2ld/%ld heads D=%3ld B=%3ld rows=%5ld ctx=%5ld %s: %8.1f us  %6.1f TFLOP/s\n",
-        heads.query, heads.kv, heads.dim, requests, query_len, seq_len,
-        prefill == CudaPrefill::kMma ? "mma      " : "warpgroup", seconds * 1e6,
+        "prefill %s %2ld/%ld heads D=%3ld B=%3ld rows=%5ld ctx=%5ld %s: %8.1f us  %6.1f TFLOP/s\n",
+        kv_dtype == DType::kF8E4M3 ? "fp8 " : "bf16", heads.query, heads.kv, heads.dim, requests,
+        query_len, seq_len, prefill == CudaPrefill::kMma ? "mma      " : "warpgroup", seconds * 1e6,
         flop / seconds * 1e-12);
   }
 }
@@ -264,6 +285,18 @@ void Run(const std::vector<std::string>& what) {
         Decode({}, requests, seq_len, {.min_split_keys = 128, .max_splits = max_splits},
                stream.get());
       }
+    }
+  }
+  if (wanted("fp8")) {
+    for (const auto& [requests, seq_len] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 512}, {1, 8192}, {32, 1024}, {256, 1024}, {256, 8192}}) {
+      for (const DType kv_dtype : {DType::kBF16, DType::kF8E4M3}) {
+        Decode({}, requests, seq_len, {.programmatic_launch = true}, stream.get(), kv_dtype);
+      }
+    }
+    for (const int64_t rows : {2048, 8192}) {
+      Prefill({}, 1, rows, 8192, stream.get(),
+              {{DType::kBF16, CudaPrefill::kMma}, {DType::kF8E4M3, CudaPrefill::kMma}});
     }
   }
   if (wanted("prefill")) {

@@ -14,6 +14,7 @@ KvPoolShape Shape(DType dtype) {
 
 float At(const KvCacheView& view, const void* data, int64_t i) {
   if (view.dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  if (view.dtype == DType::kF8E4M3) return ToFloat(static_cast<const F8E4M3*>(data)[i]);
   if (view.dtype == DType::kF16) return ToFloat(static_cast<const F16*>(data)[i]);
   return ToFloat(static_cast<const BF16*>(data)[i]);
 }
@@ -82,7 +83,18 @@ TEST_P(KvPoolDTypeTest, CopyCopiesOneBlockOfEveryLayer) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, KvPoolDTypeTest,
-                         testing::Values(DType::kF32, DType::kF16, DType::kBF16));
+                         testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3));
+
+TEST(KvPoolTest, AnFp8PoolHasAByteAnElementAndScalesOfItsLayers) {
+  auto pool = KvPool::Create(Shape(DType::kF8E4M3), 5);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ(pool->shape().BytesPerBlock(), 2 * 3 * 2 * 4 * 8);
+  pool->SetScales(1, 0.5f, 2);
+  EXPECT_EQ(pool->Layer(0).k_scale, 1);
+  EXPECT_EQ(pool->Layer(0).v_scale, 1);
+  EXPECT_EQ(pool->Layer(1).k_scale, 0.5f);
+  EXPECT_EQ(pool->Layer(1).v_scale, 2);
+}
 
 TEST(KvPoolTest, MovingKeepsViewsValid) {
   auto pool = KvPool::Create(Shape(DType::kF32), 2);

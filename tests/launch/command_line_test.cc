@@ -251,6 +251,9 @@ TEST(CommandLine, ValuesOutOfRangeAreNamed) {
   EXPECT_EQ(GenerateRefusal({"--kv-cache-memory", "9000000T"}),
             "--kv-cache-memory 9000000T: it must be a positive number of bytes, such as 536870912, "
             "512M or 8G");
+  EXPECT_EQ(GenerateRefusal({"--kv-cache-dtype", "int8"}),
+            "--kv-cache-dtype int8: it must be one of: auto, float32, float16, bfloat16, fp8, "
+            "fp8_e4m3");
   EXPECT_EQ(GenerateRefusal({"--dtype", "float16"}),
             "--dtype float16: it must be one of: auto, float32, bfloat16");
   EXPECT_EQ(GenerateRefusal({"--device", "cuda"}),

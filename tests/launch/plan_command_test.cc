@@ -103,6 +103,14 @@ TEST(PlanCommandTest, Refusals) {
   EXPECT_NE(message({.memory_gib = 1.0, .kv_cache_memory_bytes = 1}), "");
 }
 
+TEST(PlanCommandTest, AnFp8CacheTakesHalfTheBytesOfBfloat16) {
+  const ModelPlan plan = Plan(Smol(), {});
+  const ModelPlan fp8 = Plan(Smol(), {.kv_cache_dtype = DType::kF8E4M3});
+  EXPECT_EQ(fp8.dtype, DType::kBF16);
+  EXPECT_EQ(fp8.ranks[0].weight_bytes, plan.ranks[0].weight_bytes);
+  EXPECT_EQ(2 * fp8.ranks[0].kv_bytes_per_token, plan.ranks[0].kv_bytes_per_token);
+}
+
 TEST(PlanCommandTest, JsonIsOneLineThatCoversTheModel) {
   const PlanOptions options = {.model = "m", .tp_size = 2, .memory_gib = 1.0, .json = true};
   const std::string text = FormatPlan(Plan(Smol(), options), options);
@@ -111,6 +119,7 @@ TEST(PlanCommandTest, JsonIsOneLineThatCoversTheModel) {
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_EQ(json->at("tp_size"), 2);
   EXPECT_EQ(json->at("dtype"), "bfloat16");
+  EXPECT_EQ(json->at("kv_cache_dtype"), "bfloat16");
   const Json& ranks = json->at("ranks");
   ASSERT_EQ(ranks.size(), 2u);
   EXPECT_EQ(ranks[0].at("query_heads"), Json({0, 5}));

@@ -106,6 +106,21 @@ class CudaRopeTest : public CudaTest,
   DType cache_dtype() const { return std::get<1>(GetParam()); }
   CudaContext Ctx() { return Context(std::get<2>(GetParam())); }
 
+  bool is_fp8() const { return cache_dtype() == DType::kF8E4M3; }
+  // Some numbers are beyond fp8's range.
+  float k_scale() const { return is_fp8() ? 0.007f : 1; }
+  float v_scale() const { return is_fp8() ? 0.005f : 1; }
+
+  // What the cache holds of a key: fp8 numbers have steps of 2^-9 at least, and end at 448.
+  void ExpectKey(double stored, double expected, double magnitude, const std::string& where) {
+    if (!is_fp8()) return ExpectNear(cache_dtype(), stored, expected, magnitude, where);
+    const double scale = double{k_scale()};
+    const double clamped = std::clamp(expected / scale, -448.0, 448.0);
+    const double tolerance =
+        std::max(RoundingOf(cache_dtype()) * std::abs(clamped), 0x1p-10) + 2e-6 * magnitude / scale;
+    EXPECT_NEAR(stored, clamped, tolerance) << where;
+  }
+
   // Computed in float32 from terms of this magnitude, and rounded once.
   static void ExpectNear(DType dtype, double value, double expected, double magnitude,
                          const std::string& where) {
@@ -129,10 +144,9 @@ class CudaRopeTest : public CudaTest,
         for (int64_t d = 0; d < test.head_dim; ++d) {
           const int64_t k = (test.queries + h) * test.head_dim + d;
           const int64_t v = k + test.keys * test.head_dim;
-          ExpectNear(cache_dtype(), keys.At(row, d), reference.rows[t][k],
-                     reference.magnitudes[t][k],
-                     absl::StrFormat("token %d, key head %d, dim %d", t, h, d));
-          expected_value.Set(0, d, reference.rows[t][v]);
+          ExpectKey(keys.At(row, d), reference.rows[t][k], reference.magnitudes[t][k],
+                    absl::StrFormat("token %d, key head %d, dim %d", t, h, d));
+          expected_value.Set(0, d, static_cast<float>(reference.rows[t][v]) / v_scale());
         }
         EXPECT_TRUE(values.RowBits(row) == expected_value.RowBits(0))
             << "token " << t << ", value head " << h;
@@ -180,7 +194,9 @@ class CudaRopeTest : public CudaTest,
          .num_blocks = blocks,
          .num_kv_heads = test.keys,
          .block_size = test.block_size,
-         .head_dim = test.head_dim},
+         .head_dim = test.head_dim,
+         .k_scale = k_scale(),
+         .v_scale = v_scale()},
         context));
     std::vector<std::vector<double>> before;
     for (int64_t t = 0; t < tokens; ++t) before.push_back(RowOf(qkv, t));
@@ -222,7 +238,8 @@ TEST_P(CudaRopeTest, NoRows) {
 
 INSTANTIATE_TEST_SUITE_P(DTypes, CudaRopeTest,
                          testing::Combine(testing::Values(DType::kF32, DType::kBF16, DType::kF16),
-                                          testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                                          testing::Values(DType::kF32, DType::kBF16, DType::kF16,
+                                                          DType::kF8E4M3),
                                           testing::Bool()),
                          [](const auto& info) {
                            return std::string(Name(std::get<0>(info.param))) + "_to_" +

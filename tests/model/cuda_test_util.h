@@ -26,6 +26,8 @@ inline double LoadElement(DType dtype, const void* data, int64_t i) {
       return ToFloat(static_cast<const F16*>(data)[i]);
     case DType::kBF16:
       return ToFloat(static_cast<const BF16*>(data)[i]);
+    case DType::kF8E4M3:
+      return ToFloat(static_cast<const F8E4M3*>(data)[i]);
   }
   return NAN;
 }
@@ -41,12 +43,25 @@ inline void StoreElement(DType dtype, void* data, int64_t i, float value) {
     case DType::kBF16:
       static_cast<BF16*>(data)[i] = ToBF16(value);
       return;
+    case DType::kF8E4M3:
+      static_cast<F8E4M3*>(data)[i] = ToF8E4M3(value);
+      return;
   }
 }
 
 // Largest error of one rounding to it, relative.
 inline double RoundingOf(DType dtype) {
-  return dtype == DType::kBF16 ? 1.0 / 256 : dtype == DType::kF16 ? 1.0 / 2048 : 1.0 / 16777216;
+  switch (dtype) {
+    case DType::kF32:
+      return 1.0 / 16777216;
+    case DType::kF16:
+      return 1.0 / 2048;
+    case DType::kBF16:
+      return 1.0 / 256;
+    case DType::kF8E4M3:
+      return 1.0 / 16;
+  }
+  return 0;
 }
 
 // The same matrix on the host and on the device. There is room to the right of its columns, in

@@ -35,6 +35,10 @@ class MemoryCheckpoint : public Checkpoint {
   // To alter a tensor before it is loaded; element (r, c) at r * cols + c.
   std::vector<float>& Values(const std::string& name) { return tensors_.at(name).values; }
   DoubleMatrix Tensor(const std::string& name) const;
+  void Add(const std::string& name, const std::vector<int64_t>& shape,
+           const std::vector<float>& values) {
+    tensors_[name] = {{shape, "F32", 4 * std::ssize(values)}, values};
+  }
   void Remove(const std::string& name) { tensors_.erase(name); }
   // What the calling thread (one rank) has read so far.
   std::vector<Rectangle> ReadByThisThread() const;

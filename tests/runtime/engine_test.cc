@@ -261,11 +261,31 @@ TEST(EngineTest, BadOptionsAreRefusedWithNumbers) {
   options.attention_backend = "no-such";
   ExpectRefused(TinyConfig(), options, {"no-such"});
 
+  options = TestOptions();
+  options.kv_cache_dtype = DType::kF8E4M3;
+  ExpectRefused(TinyConfig(), options, {"cpu: KV cache dtype fp8_e4m3 is not supported"});
+
   // More ranks than query heads.
   for (const absl::Status& status :
        RunEngine(TinyConfig(), TestOptions(), 7, [](Engine&) { return absl::OkStatus(); })) {
     EXPECT_FALSE(status.ok());
   }
+}
+
+// A quarter of float32's bytes a token, and the same answers at every rank count: heads are
+// quantised whole.
+TEST(EngineTest, Fp8KvCacheThroughTheReferenceBackend) {
+  EngineOptions options = TestOptions();
+  options.attention_backend = "reference";
+  options.kv_cache_dtype = DType::kF8E4M3;
+  const std::vector<Result> one = RunTogether(TinyConfig(), Cases(), options, 1);
+  EXPECT_EQ(RunTogether(TinyConfig(), Cases(), options, 2), one);
+  for (const Result& result : one) EXPECT_EQ(std::ssize(result.tokens), 20);
+  options.kv_cache_memory_bytes = 2 * 2 * 3 * 4 * 8 * 10;  // 10 blocks of 4 tokens, one rank
+  ExpectOk(RunEngine(TinyConfig(), options, 1, [](Engine& engine) {
+    EXPECT_EQ(engine.max_model_len(), 40);
+    return absl::OkStatus();
+  }));
 }
 
 TEST(EngineTest, SmallKvMemoryShortensTheDefaultLength) {

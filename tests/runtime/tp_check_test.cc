@@ -144,6 +144,7 @@ Outcome RunJob(const ModelConfig& config, int ranks, const Fault& fault, const S
     LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, runner.status()));
     const TpCheckOptions check{.num_steps = num_steps,
                                .dtype = dtype,
+                               .kv_dtype = dtype,
                                .max_num_batched_tokens = options.max_num_batched_tokens,
                                .max_model_len = options.max_model_len,
                                .block_size = ModelRunner::kBlockSize,
