@@ -476,6 +476,10 @@ absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partit
   if (rank_.nccl != nullptr && rank_.peers == nullptr) {
     possible = absl::UnimplementedError("the GPUs do not read each other's memory");
   }
+  if (options_.kv_dtype != options_.dtype) {
+    possible.Update(absl::UnimplementedError(
+        absl::StrCat("a KV cache of ", std::string(Name(options_.kv_dtype)))));
+  }
   for (const RankPartition& part : partition) {
     possible.Update(RowStep::Check(RowStepSizes(config_, part, options_)));
   }
