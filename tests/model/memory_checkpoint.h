@@ -37,7 +37,11 @@ class MemoryCheckpoint : public Checkpoint {
   DoubleMatrix Tensor(const std::string& name) const;
   void Add(const std::string& name, const std::vector<int64_t>& shape,
            const std::vector<float>& values) {
-    tensors_[name] = {{shape, "F32", 4 * std::ssize(values)}, values};
+    Entry& entry = tensors_[name];
+    entry.info.shape = shape;
+    entry.info.stored_type = "F32";
+    entry.info.stored_bytes = 4 * std::ssize(values);
+    entry.values = values;
   }
   void Remove(const std::string& name) { tensors_.erase(name); }
   // What the calling thread (one rank) has read so far.
