@@ -55,6 +55,20 @@ struct RowAttentionLayer {
   int32_t window;  // 0: none
 };
 
+// What a step's layers share, read once.
+struct RowPosition {
+  int32_t seq_len;
+  int64_t slot;
+  int64_t angles;        // of cos and sin
+  const int32_t* table;  // the request's block table
+
+  __device__ explicit RowPosition(const RowAttentionParams& p)
+      : seq_len(*p.seq_len),
+        slot(*p.slot),
+        angles(int64_t{p.angle_row == nullptr ? 0 : *p.angle_row} * p.half),
+        table(p.block_tables + *p.table_row * p.max_blocks) {}
+};
+
 // The visible keys [begin, seq_len) in num_splits parts of split_keys.
 struct RowSplits {
   int32_t begin;
@@ -62,8 +76,9 @@ struct RowSplits {
   int32_t split_keys;
   int32_t num_splits;
 
-  __device__ RowSplits(const RowAttentionParams& p, int32_t window, int grid) {
-    end = *p.seq_len;
+  __device__ RowSplits(const RowAttentionParams& p, const RowPosition& now, int32_t window,
+                       int grid) {
+    end = now.seq_len;
     begin = window > 0 ? max(0, end - window) : 0;
     const int tiles = (end - begin + kRowTileKeys - 1) / kRowTileKeys;
     const int most = max(1, min(kMaxRowSplits, grid / p.num_kv_heads));
@@ -130,8 +145,8 @@ struct RowItem {
 
 // One warp: norm and rotation of a head of qkv (another block wrote it), rounded to T.
 template <typename T, typename Store>
-__device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, int head,
-                                            const float* norm, int lane, Store store) {
+__device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const RowPosition& now,
+                                            int head, const float* norm, int lane, Store store) {
   const T* from = static_cast<const T*>(p.qkv) + head * p.head_dim;
   const auto load = [&](int dim) { return RowWiden(__ldcg(from + dim)); };
   float scale = 1;
@@ -145,10 +160,9 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, int hea
   const auto normed = [&](int dim) {
     return norm == nullptr ? load(dim) : load(dim) * (scale * norm[dim]);
   };
-  const int64_t angles = int64_t{p.angle_row == nullptr ? 0 : *p.angle_row} * p.half;
   for (int dim = lane; dim < p.half; dim += 32) {
     const float a = normed(dim), b = normed(dim + p.half);
-    const float cos = p.cos[angles + dim], sin = p.sin[angles + dim];
+    const float cos = p.cos[now.angles + dim], sin = p.sin[now.angles + dim];
     store(dim, RowNarrow<T>(a * cos - b * sin));
     store(dim + p.half, RowNarrow<T>(b * cos + a * sin));
   }
@@ -159,13 +173,14 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, int hea
 
 // Queries of the item's heads; the new key and value, where the item has them, also to the cache.
 template <typename T>
-__device__ void PrepareRowItem(const RowAttentionParams& p, const RowAttentionLayer& layer,
-                               const RowItem& item, const RowAttentionMemory<T>& memory) {
+__device__ void PrepareRowItem(const RowAttentionParams& p, const RowPosition& now,
+                               const RowAttentionLayer& layer, const RowItem& item,
+                               const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
-  const bool has_new = item.end == *p.seq_len && item.end > item.begin;
-  const int64_t slot = *p.slot;
+  const bool has_new = item.end == now.seq_len && item.end > item.begin;
+  const int64_t slot = now.slot;
   const int64_t block = slot / p.block_size;
   const int64_t cache_row = slot < 0 ? -1
                                      : (block * p.num_kv_heads + item.kv_head) * p.block_size +
@@ -175,13 +190,14 @@ __device__ void PrepareRowItem(const RowAttentionParams& p, const RowAttentionLa
   };
   for (int job = warp; job < group + (has_new ? 2 : 0); job += kRowWarps) {
     if (job < group) {
-      TurnRowHead<T>(p, first + job, layer.q_norm, lane,
+      TurnRowHead<T>(p, now, first + job, layer.q_norm, lane,
                      [&](int dim, T x) { memory.query[job * p.head_dim + dim] = RowWiden(x); });
     } else if (job == group) {
-      TurnRowHead<T>(p, p.num_query_heads + item.kv_head, layer.k_norm, lane, [&](int dim, T x) {
-        memory.new_key[dim] = x;
-        to_cache(layer.keys, dim, x);
-      });
+      TurnRowHead<T>(p, now, p.num_query_heads + item.kv_head, layer.k_norm, lane,
+                     [&](int dim, T x) {
+                       memory.new_key[dim] = x;
+                       to_cache(layer.keys, dim, x);
+                     });
     } else {
       const T* from = static_cast<const T*>(p.qkv) +
                       (p.num_query_heads + p.num_kv_heads + item.kv_head) * p.head_dim;
@@ -203,19 +219,19 @@ struct RowTile {
   uint4 key[kChunks];
   uint4 value[kChunks];
 
-  static __device__ int64_t CacheRow(const RowAttentionParams& p, int kv_head, int key) {
-    const int32_t* table = p.block_tables + *p.table_row * p.max_blocks;
+  static __device__ int64_t CacheRow(const RowAttentionParams& p, const RowPosition& now,
+                                     int kv_head, int key) {
     const int block = p.block_shift >= 0 ? key >> p.block_shift : key / p.block_size;
-    return (int64_t{table[block]} * p.num_kv_heads + kv_head) * p.block_size +
+    return (int64_t{now.table[block]} * p.num_kv_heads + kv_head) * p.block_size +
            (key - block * p.block_size);
   }
-  __device__ void Load(const RowAttentionParams& p, const RowAttentionLayer& layer,
-                       const RowItem& item, int begin) {
-    const int end = min(min(begin + kRowTileKeys, item.end), *p.seq_len - 1);
+  __device__ void Load(const RowAttentionParams& p, const RowPosition& now,
+                       const RowAttentionLayer& layer, const RowItem& item, int begin) {
+    const int end = min(min(begin + kRowTileKeys, item.end), now.seq_len - 1);
     const int chunks = p.head_dim / 8;
     const int my_key = begin + static_cast<int>(threadIdx.x) / 8;
     const T* keys = static_cast<const T*>(layer.keys);
-    if (my_key < end) keys += CacheRow(p, item.kv_head, my_key) * p.head_dim;
+    if (my_key < end) keys += CacheRow(p, now, item.kv_head, my_key) * p.head_dim;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
@@ -227,16 +243,16 @@ struct RowTile {
       if (at < kRowTileKeys * chunks && value_key < end) {
         value[i] = *reinterpret_cast<const uint4*>(
             static_cast<const T*>(layer.values) +
-            CacheRow(p, item.kv_head, value_key) * p.head_dim + at % chunks * 8);
+            CacheRow(p, now, item.kv_head, value_key) * p.head_dim + at % chunks * 8);
       }
     }
   }
   // The new key and value into their places; values into shared memory.
-  __device__ void Complete(const RowAttentionParams& p, const RowItem& item, int begin,
-                           const RowAttentionMemory<T>& memory) {
-    const int newest = *p.seq_len - 1 - begin;  // within the tile, or beyond it
+  __device__ void Complete(const RowAttentionParams& p, const RowPosition& now, const RowItem& item,
+                           int begin, const RowAttentionMemory<T>& memory) {
+    const int newest = now.seq_len - 1 - begin;  // within the tile, or beyond it
     const int chunks = p.head_dim / 8;
-    const bool has_new = newest < kRowTileKeys && item.end == *p.seq_len;
+    const bool has_new = newest < kRowTileKeys && item.end == now.seq_len;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
@@ -301,8 +317,8 @@ __device__ __forceinline__ void AddRowValue(float weight, const T* v, float2& ac
 
 // All tiles of an item; its partial result.
 template <typename T>
-__device__ void AttendRowItem(const RowAttentionParams& p, const RowAttentionLayer& layer,
-                              const RowItem& item, RowTile<T>& tile,
+__device__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& now,
+                              const RowAttentionLayer& layer, const RowItem& item, RowTile<T>& tile,
                               const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = p.first_head[item.kv_head];
@@ -315,11 +331,11 @@ __device__ void AttendRowItem(const RowAttentionParams& p, const RowAttentionLay
   constexpr int kHeads = kMaxRowGroup / (kRowThreads / (kMaxRowHeadDim / 2));
   float2 acc[kHeads] = {};
   float largest = -INFINITY, sum = 0;
-  PrepareRowItem(p, layer, item, memory);
+  PrepareRowItem(p, now, layer, item, memory);
   RowThreadsMeet();
   for (int begin = item.begin; begin < item.end; begin += kRowTileKeys) {
-    if (begin != item.begin) tile.Load(p, layer, item, begin);
-    tile.Complete(p, item, begin, memory);
+    if (begin != item.begin) tile.Load(p, now, layer, item, begin);
+    tile.Complete(p, now, item, begin, memory);
     RowLogits(p, group, item.end - begin, tile, memory);
     RowThreadsMeet();
     if (warp < group) {

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "runtime/core/cuda_device.h"
 #include "runtime/core/cuda_errors.h"
 #include "runtime/core/status.h"
 

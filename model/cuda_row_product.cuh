@@ -62,15 +62,39 @@ struct RowRing {
       phase ^= 1;
     }
   }
-  // Producer: the slot is free, and will be full after so many bytes.
-  __device__ void Claim(int bytes) {
-    Wait(empty + slot, phase ^ 1);
-    ArriveExpecting(full + slot, bytes);
+};
+
+// The producer's side. It fills all slots when nobody consumes, but has few copies on their way at
+// a time: enough for the memory's latency at its full speed. More would wait in line, and
+// everything else that the block asks of memory behind them: meetings and x would take as long as a
+// ring of copies.
+struct RowProducer {
+  RowRing ring;
+  int num_in_flight;  // at most
+  int num_started = 0;
+  RowRing landing;  // the oldest copy that may be on its way
+
+  __device__ RowProducer(const RowRing& ring, int num_in_flight)
+      : ring(ring), num_in_flight(num_in_flight), landing(ring) {}
+
+  // The slot is free, and will be full after so many bytes.
+  __device__ char* Claim(int bytes) {
+    if (num_started < num_in_flight) {
+      ++num_started;
+    } else {
+      Wait(landing.full + landing.slot, landing.phase);
+      landing.Advance();
+    }
+    Wait(ring.empty + ring.slot, ring.phase ^ 1);
+    ArriveExpecting(full(), bytes);
+    return ring.Slot();
   }
+  __device__ uint64_t* full() const { return ring.full + ring.slot; }
+  __device__ void Advance() { ring.Advance(); }
 };
 
 // One thread: this block's rows of W.
-__device__ inline void ProduceRows(RowRing& ring, const RowProduct& p, const char* weight) {
+__device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, const char* weight) {
   const int64_t row_bytes = int64_t{p.k} * 2;
   const int64_t up = p.outputs * row_bytes;
   const int end = p.end_output(), step = p.stage_outputs();
@@ -78,21 +102,19 @@ __device__ inline void ProduceRows(RowRing& ring, const RowProduct& p, const cha
     const char* from = weight + output * row_bytes;
     if (p.chunks == 1) {
       const int bytes = min(step, end - output) * static_cast<int>(row_bytes);
-      ring.Claim(bytes * p.rows_per_output);
-      CopyBytes(ring.Slot(), from, bytes, ring.full + ring.slot);
-      if (p.rows_per_output == 2) {
-        CopyBytes(ring.Slot() + bytes, from + up, bytes, ring.full + ring.slot);
-      }
-      ring.Advance();
+      char* const slot = producer.Claim(bytes * p.rows_per_output);
+      CopyBytes(slot, from, bytes, producer.full());
+      if (p.rows_per_output == 2) CopyBytes(slot + bytes, from + up, bytes, producer.full());
+      producer.Advance();
       continue;
     }
     const int stage_bytes = 2 * p.column_warps * kRowChunkCols * 2;
     for (int row = 0; row < p.rows_per_output; ++row) {
       for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
         const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
-        ring.Claim(bytes);
-        CopyBytes(ring.Slot(), from + row * up + at, bytes, ring.full + ring.slot);
-        ring.Advance();
+        char* const slot = producer.Claim(bytes);
+        CopyBytes(slot, from + row * up + at, bytes, producer.full());
+        producer.Advance();
       }
     }
   }

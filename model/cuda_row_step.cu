@@ -36,6 +36,7 @@ struct RowStepArgs {
   int hidden_size;
   int largest_group;
   int num_slots;
+  int num_in_flight;
   float norm_eps;
   const float* final_norm;
   const char* head;
@@ -133,6 +134,7 @@ struct Consumers {
   T* hidden;       // shared, [E]
   float* parts;    // shared, of the products
   float* squares;  // shared, [kRowWarps]
+  RowPosition position;
   RowAttentionMemory<T> attention;
 };
 
@@ -222,7 +224,7 @@ __device__ __forceinline__ void LoadAttended(Consumers<T>& c, const RowProduct& 
                                              RowX<T, kChunks>& x) {
   const RowConsumer me(p);
   c.meetings.Wait();
-  const int num_splits = RowSplits(c.args.attention, window, gridDim.x).num_splits;
+  const int num_splits = RowSplits(c.args.attention, c.position, window, gridDim.x).num_splits;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(p, i);
@@ -296,19 +298,19 @@ __device__ __noinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer) 
   const RowAttentionParams& p = c.args.attention;
   const RowAttentionLayer cache{layer.q_norm, layer.k_norm, layer.keys, layer.values,
                                 layer.sliding_window};
-  const RowSplits splits(p, layer.sliding_window, gridDim.x);
+  const RowSplits splits(p, c.position, layer.sliding_window, gridDim.x);
   const int num_items = splits.num_splits * p.num_kv_heads;
   RowTile<T> tile;
   // The cache's keys and values are there; this step's are not.
   if (static_cast<int>(blockIdx.x) < num_items) {
     const RowItem item(splits, blockIdx.x);
-    tile.Load(p, cache, item, item.begin);
+    tile.Load(p, c.position, cache, item, item.begin);
   }
   c.meetings.Wait();
   for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
     const RowItem item(splits, i);
-    if (i != static_cast<int>(blockIdx.x)) tile.Load(p, cache, item, item.begin);
-    AttendRowItem(p, cache, item, tile, c.attention);
+    if (i != static_cast<int>(blockIdx.x)) tile.Load(p, c.position, cache, item, item.begin);
+    AttendRowItem(p, c.position, cache, item, tile, c.attention);
   }
 }
 
@@ -371,15 +373,16 @@ __device__ void Consume(Consumers<T>& c) {
   c.meetings.Save();
 }
 
-__device__ void Produce(const RowStepArgs& args, RowRing& ring) {
+__device__ void Produce(const RowStepArgs& args, const RowRing& ring) {
+  RowProducer producer(ring, args.num_in_flight);
   for (int l = 0; l < args.num_layers; ++l) {
     const RowStepLayer& layer = args.layers[l];
-    ProduceRows(ring, args.products[kQkv], static_cast<const char*>(layer.qkv));
-    ProduceRows(ring, args.products[kO], static_cast<const char*>(layer.o));
-    ProduceRows(ring, args.products[kGateUp], static_cast<const char*>(layer.gate_up));
-    ProduceRows(ring, args.products[kDown], static_cast<const char*>(layer.down));
+    ProduceRows(producer, args.products[kQkv], static_cast<const char*>(layer.qkv));
+    ProduceRows(producer, args.products[kO], static_cast<const char*>(layer.o));
+    ProduceRows(producer, args.products[kGateUp], static_cast<const char*>(layer.gate_up));
+    ProduceRows(producer, args.products[kDown], static_cast<const char*>(layer.down));
   }
-  ProduceRows(ring, args.products[kHead], args.head);
+  ProduceRows(producer, args.products[kHead], args.head);
 }
 
 // Shared memory: slots, the residual stream, parts of sums, attention.
@@ -412,6 +415,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                          hidden,
                          reinterpret_cast<float*>(parts),
                          squares,
+                         RowPosition(args.attention),
                          RowAttentionMemory<T>(reinterpret_cast<char*>(hidden + args.hidden_size),
                                                args.largest_group, args.attention.head_dim)};
   Consume(consumers);
@@ -544,6 +548,7 @@ absl::Status ChooseSlots(const RowStepModel& model, RowStepArgs* args, int64_t* 
     return Refused(absl::StrFormat("%d bytes of shared memory", available));
   }
   *shared_bytes = args->num_slots * kRowSlotBytes + rest - kStaticBytes;
+  args->num_in_flight = std::clamp(model.num_in_flight, 1, args->num_slots - 1);
   return absl::OkStatus();
 }
 

@@ -60,6 +60,9 @@ struct RowStepModel {
   const float* final_norm = nullptr;
   const void* head = nullptr;  // [V_local, E]
   std::vector<RowStepLayer> layers;
+  // Copies of 16 KB that a multiprocessor has on their way at a time; the best that was measured
+  // (tests/bench/cuda_row_step_bench).
+  int num_in_flight = 3;
 };
 
 // Device memory that each launch reads anew.
