@@ -153,6 +153,13 @@ class CudaAttentionLayer {
   CudaAttentionLayer() = default;
 
   const AttentionGeometry& geometry() const { return geometry_; }
+  // The same in plain float32 arithmetic, whatever the dtype: what the fast kernels are compared
+  // with.
+  CudaAttentionLayer InPlainArithmetic() const {
+    CudaAttentionLayer layer = *this;
+    layer.tensor_cores_ = false;
+    return layer;
+  }
 
   // Causal attention of all T rows: out row t, Hq_local * D wide, from query row t. Rows of padding
   // become zero. Reads the cache through the block tables, so this step's CudaWriteKv comes first;

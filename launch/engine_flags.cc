@@ -144,10 +144,12 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            "ranks: the first layer and tensor that differ are named, with exit status 1. Rank 0 "
            "also loads the whole model.",
            "", false, StoreInt(&engine->check_tp_steps, 1, INT32_MAX)},
-          Flag("--check-attention",
-               "Compare every attention output with that of the backend \"reference\": the first "
-               "layer, request and head that differ are named, with exit status 1. Slow.",
-               &engine->check_attention),
+          Flag(
+              "--check-attention",
+              "Compare every attention output with that of the backend \"reference\", on CUDA with "
+              "plain float32 arithmetic: the first layer, request and head that differ are named, "
+              "with exit status 1. Slow.",
+              &engine->check_attention),
       }};
   return {std::move(run), KvCacheGroup(engine), CudaGroup(engine), std::move(debug)};
 }

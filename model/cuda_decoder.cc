@@ -8,6 +8,7 @@
 #include "attention/cuda_attention.h"
 #include "model/attention_layer.h"
 #include "model/checkpoint/tensor_names.h"
+#include "model/cuda_attention_check.h"
 #include "model/cuda_graph.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
@@ -97,6 +98,9 @@ class CudaDecoder : public DeviceDecoder {
   absl::Status Prepare(const KvPool& pool) override;
   const AttentionGeometry& Geometry(int64_t layer) const override { return geometries_[layer]; }
   int64_t weight_bytes() const override;
+  std::string CheckSummary() const override {
+    return attention_check_ == nullptr ? "" : attention_check_->Summary();
+  }
 
  private:
   // Sizes of a launch; a graph is one launch of a decode step.
@@ -118,9 +122,8 @@ class CudaDecoder : public DeviceDecoder {
   absl::Status CreateRowStep(const std::vector<RankPartition>& partition);
   RopeTable Rope() const;
   absl::Status LaunchRowStep(const CudaAttentionBatch& batch);
-  absl::Status LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
-                               const MatrixView& attended, const KvCacheView& cache,
-                               const CudaAttentionBatch& batch);
+  absl::Status LaunchAttention(int64_t l, const MatrixView& qkv, const MatrixView& attended,
+                               const KvCacheView& cache, const CudaAttentionBatch& batch);
   bool SumsInPeerMemory(const StepSize& size) const;
   MatrixView Partial(const StepSize& size, int64_t sum) const;
   absl::Status SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
@@ -154,6 +157,7 @@ class CudaDecoder : public DeviceDecoder {
   DeviceBuffer rope_sin_;
   std::optional<RowStep> row_step_;      // decode steps of one request, where it can make them
   std::map<int64_t, CudaGraph> graphs_;  // by batch size
+  std::unique_ptr<CudaAttentionCheck> attention_check_;  // null: not asked for
 };
 
 absl::Status CudaDecoder::Load(const ModelSource& source,
@@ -183,6 +187,11 @@ absl::Status CudaDecoder::Load(const ModelSource& source,
     LogInfo("weights: " + loader.Summary());  // rank 0's; the others are silent
   }
   LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
+  if (options_.check_attention) {
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        attention_check_,
+        CudaAttentionCheck::Create(options_.dtype, options_.max_num_batched_tokens, q_cols()));
+  }
   LOCKSTEP_RETURN_IF_ERROR(CreateRopeTable(threads));
   LOCKSTEP_RETURN_IF_ERROR(CreateRowStep(partition));
   return CreateInputs();
@@ -295,6 +304,7 @@ absl::StatusOr<MatrixView> CudaDecoder::Enqueue(const ForwardBatch& batch, const
                 .requests = batch.attention.num_requests(),
                 .logits_rows = logits_rows};
   LOCKSTEP_RETURN_IF_ERROR(inputs_.BeginStep());
+  if (attention_check_ != nullptr) attention_check_->BeginStep(batch.attention);
   if (graph_size > 0) size = {graph_size, graph_size, graph_size, true};
   if (config_.rope.type == RopeType::kDynamic) {
     rope_.FillCosSin(batch.positions, batch.rope_lengths, 0, batch.num_tokens(), inputs_.host_cos(),
@@ -325,7 +335,7 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
     for (int64_t l = 0; l < config_.num_layers; ++l) caches.push_back(pool.Layer(l));
     LOCKSTEP_RETURN_IF_ERROR(row_step_->SetCaches(caches, rank_.stream));
   }
-  if (!options_.graphs) return absl::OkStatus();
+  if (!options_.graphs || options_.check_attention) return absl::OkStatus();
   absl::Status first_error;
   const int64_t largest =
       std::min({options_.max_num_seqs, options_.max_num_batched_tokens, options_.max_logits_rows});
@@ -432,7 +442,7 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
 
   LOCKSTEP_RETURN_IF_ERROR(
       Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
-  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(layer, qkv, attended, cache, batch));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
   const int64_t o_sum = 2 * l + 1;
   LOCKSTEP_RETURN_IF_ERROR(
       Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context()));
@@ -450,13 +460,19 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
                     View(scratch_.last, size.logits_rows, config_.hidden_size));
 }
 
-absl::Status CudaDecoder::LaunchAttention(const CudaLayer& layer, const MatrixView& qkv,
+absl::Status CudaDecoder::LaunchAttention(int64_t l, const MatrixView& qkv,
                                           const MatrixView& attended, const KvCacheView& cache,
                                           const CudaAttentionBatch& batch) {
+  const CudaLayer& layer = layers_[l];
   const HeadNorm head_norm{layer.q_norm.values(), layer.k_norm.values(),
                            static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, part_.query_heads.size(), head_norm, Rope(),
                                            batch.slot_mapping, cache, context()));
+  if (attention_check_ != nullptr) {
+    return attention_check_->Forward(l, layer.attention, batch, workspace_,
+                                     {qkv.data, options_.dtype, qkv.stride}, cache, attended,
+                                     context());
+  }
   return layer.attention.Forward(batch, workspace_, {qkv.data, options_.dtype, qkv.stride}, cache,
                                  {attended.data, options_.dtype, attended.stride}, rank_.stream);
 }
@@ -473,7 +489,9 @@ RopeTable CudaDecoder::Rope() const {
 // them have. Where it cannot, the chain of kernels makes it, too.
 absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partition) {
   absl::Status possible;
-  if (rank_.nccl != nullptr && rank_.peers == nullptr) {
+  if (options_.check_attention) {
+    possible = absl::UnimplementedError("attention is compared");
+  } else if (rank_.nccl != nullptr && rank_.peers == nullptr) {
     possible = absl::UnimplementedError("the GPUs do not read each other's memory");
   }
   if (options_.kv_dtype != options_.dtype) {

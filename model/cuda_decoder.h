@@ -20,6 +20,8 @@ struct CudaDecoderOptions {
   int64_t max_model_len = 0;
   int64_t block_size = 0;
   bool graphs = true;  // decode steps are replayed as CUDA graphs
+  // Every attention is compared (cuda_attention_check.h): no graphs, no fused decode step.
+  bool check_attention = false;
 };
 
 // What the decoder needs of the rank's device; must outlive it.

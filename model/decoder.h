@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "attention/attention_backend.h"
 #include "cache/kv_pool.h"
@@ -49,6 +50,8 @@ class Decoder {
   // Attention geometry of a layer on this rank, and the pool's shape for block_size P.
   virtual const AttentionGeometry& Geometry(int64_t layer) const = 0;
   virtual int64_t weight_bytes() const = 0;
+  // A line about what the decoder has checked by itself; empty when it was not asked to.
+  virtual std::string CheckSummary() const { return ""; }
 
   // Shows `observer` the tensors of every Forward from now on; null, the default: nobody looks. On
   // all ranks or on none: without one the last layer leaves out rows without logits.

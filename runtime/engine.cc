@@ -64,9 +64,13 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
 
 // What the CUDA path cannot do yet, by name and before work.
 absl::Status CheckCudaOptions(const EngineOptions& options) {
-  if (options.check_attention || options.check_tp_steps > 0) {
-    return absl::UnimplementedError(
-        "--check-attention and --check-tp are not supported on cuda; use --device cpu");
+  if (options.check_tp_steps > 0) {
+    return absl::UnimplementedError("--check-tp is not supported on cuda; use --device cpu");
+  }
+  if (options.check_attention && options.dtype == DType::kF32) {
+    return absl::InvalidArgumentError(
+        "--check-attention: on cuda, float32 runs in the plain arithmetic that the others are "
+        "compared with; use --dtype bfloat16");
   }
   return absl::OkStatus();
 }
@@ -91,7 +95,8 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                                        source.config.vocab_size),
       .max_model_len = max_model_len,
       .block_size = options.block_size,
-      .graphs = options.cuda_graphs};
+      .graphs = options.cuda_graphs,
+      .check_attention = options.check_attention};
   const CudaRankContext context{.stream = parts.cuda->stream.get(),
                                 .nccl = parts.cuda->nccl.get(),
                                 .peers = parts.cuda->peers.get(),

@@ -186,8 +186,10 @@ absl::Status StepRunner::RunChecks() {
 absl::Status StepRunner::LogChecks() {
   const bool leads = communicator_.rank() == 0;
   if (tp_checker_ != nullptr && leads) LogInfo(tp_checker_->Summary());
-  if (checked_attention_ == nullptr) return absl::OkStatus();
-  const std::string mine = checked_attention_->Summary();
+  // On all ranks or on none: what is checked is the same.
+  const std::string mine =
+      checked_attention_ != nullptr ? checked_attention_->Summary() : decoder_.CheckSummary();
+  if (mine.empty()) return absl::OkStatus();
   const int64_t size = std::ssize(mine);
   std::vector<int64_t> sizes(static_cast<size_t>(communicator_.size()));
   LOCKSTEP_RETURN_IF_ERROR(communicator_.AllGather(&size, sizeof(size), sizes.data()));

@@ -106,6 +106,7 @@ TEST_P(CudaGoldenTest, MatchesTheReference) {
       options.dtype = GetParam();
       options.max_num_batched_tokens = small ? 7 : 2048;  // chunked prefill
       options.cuda_graphs = !small;
+      options.check_attention = small && !exact;  // fails the run where kernels disagree
       const GoldenResult result = RunGolden(source, golden, options, exact ? 1e-3 : 2 * tolerance);
       if (job->rank() != 0) continue;
       std::printf(
