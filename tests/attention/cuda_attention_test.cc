@@ -55,7 +55,7 @@ class CudaAttentionTest : public testing::TestWithParam<Kind> {
   void ExpectDense(ScenarioShape shape) {
     shape = WithCache(shape);
     Scenario scenario(WithCache(shape));
-    RoundQueries(scenario, dtype());
+    RoundData(scenario, dtype());
     const auto backend = MakeBackend(shape);
     EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), Tolerance())
         << Describe(shape);
@@ -135,7 +135,7 @@ TEST_P(CudaAttentionTest, ManyParts) {
     shape.requests.push_back({.query_len = 1, .seq_len = parts * 64 - 3});
   }
   Scenario scenario(WithCache(shape));
-  RoundQueries(scenario, dtype());
+  RoundData(scenario, dtype());
   CudaBackend::Options options = OptionsFor(shape);
   options.sizes.max_splits = 64;
   options.prefill = GetParam().prefill;
@@ -165,7 +165,7 @@ TEST_P(CudaAttentionTest, LogitSoftcap) {
         .seed = 5};
     Scenario scenario(WithCache(shape));
     for (float& q : scenario.data()[0].queries) q *= 8;  // logits far beyond the cap
-    RoundQueries(scenario, dtype());
+    RoundData(scenario, dtype());
     const auto backend = MakeBackend(shape);
     // A capped logit near the largest adds many like weights: nothing cancels.
     EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), 2 * Tolerance())
@@ -200,7 +200,7 @@ TEST_P(CudaAttentionTest, QueriesOfAnySize) {
       for (float& q : data.queries) q *= size;
       for (float& k : data.keys) k /= size;
     }
-    RoundQueries(scenario, dtype());
+    RoundData(scenario, dtype());
     // float16 has few bits left of what is below 2^-14; its keys are no smaller than it can hold.
     if (dtype() == DType::kF16 && (size < 1e-3f || !is_fp8())) continue;
     EXPECT_LT(RelativeError(scenario.RunStep(*MakeBackend(shape)), scenario.Expected()),
@@ -269,7 +269,7 @@ TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
         .group_sizes = {2},
         .padding_rows = 4};
     Scenario scenario(WithCache(shape));
-    RoundQueries(scenario, dtype());
+    RoundData(scenario, dtype());
     const std::vector<float> out = scenario.RunStep(*MakeBackend(shape));
     EXPECT_LT(RelativeError(out, scenario.Expected()), Tolerance());
     for (size_t i = query_len * 16; i < out.size(); ++i) EXPECT_EQ(out[i], 0.0f);
@@ -365,10 +365,10 @@ TEST_P(CudaAttentionTest, WriteKvTouchesItsSlotsOnlyAndRoundsToNearestEven) {
   }
 }
 
-// What fp8 costs: prints the errors against keys and values that were not rounded, of outputs whose
+// What fp8 costs: prints the errors against keys and values as they were written, of outputs whose
 // size is about 1 / sqrt(keys that matter). A number of E4M3 has 4 significant bits: rounding is
 // off by 1.8% of it on average, 6.25% at most.
-TEST_P(CudaAttentionTest, AccuracyAgainstAnUnroundedCache) {
+TEST_P(CudaAttentionTest, AccuracyAgainstWhatWasWritten) {
   ScenarioShape shape = WithCache({.requests = {{.query_len = 1, .seq_len = 1000},
                                                 {.query_len = 200, .seq_len = 200},
                                                 {.query_len = 1, .seq_len = 60}},
@@ -376,12 +376,12 @@ TEST_P(CudaAttentionTest, AccuracyAgainstAnUnroundedCache) {
                                    .head_dim = 128,
                                    .seed = 23});
   Scenario scenario(shape);
-  RoundQueries(scenario, dtype());
+  RoundData(scenario, dtype());
   ScenarioShape unrounded = shape;
   unrounded.kv_dtype = DType::kF32;
   unrounded.k_scale = unrounded.v_scale = 1;
   Scenario exact(unrounded);  // the same data: of the same seed
-  RoundQueries(exact, dtype());
+  RoundData(exact, dtype());
   const std::vector<double> expected = exact.Expected();
   const std::vector<float> out = scenario.RunStep(*MakeBackend(shape));
   double largest = 0, sum = 0, size = 0;

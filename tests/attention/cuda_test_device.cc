@@ -78,8 +78,12 @@ std::vector<float> RoundedTo(const std::vector<float>& values, DType dtype) {
   return rounded;
 }
 
-void RoundQueries(Scenario& scenario, DType dtype) {
-  for (RequestData& data : scenario.data()) data.queries = RoundedTo(data.queries, dtype);
+void RoundData(Scenario& scenario, DType dtype) {
+  for (RequestData& data : scenario.data()) {
+    for (std::vector<float>* values : {&data.queries, &data.keys, &data.values}) {
+      *values = RoundedTo(*values, dtype);
+    }
+  }
 }
 
 double RelativeError(const std::vector<float>& a, const std::vector<double>& b) {

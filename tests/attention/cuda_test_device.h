@@ -26,8 +26,9 @@ void ToHost(const DeviceBuffer& buffer, void* data, int64_t bytes);
 std::vector<char> Packed(const MatrixView& view, DType dtype);
 // Values rounded to a dtype, as float32.
 std::vector<float> RoundedTo(const std::vector<float>& values, DType dtype);
-// Rounds the scenario's queries, so that only the backend's own rounding is left.
-void RoundQueries(Scenario& scenario, DType dtype);
+// Rounds the scenario's queries, keys and values, so that only the cache's and the backend's own
+// rounding is left.
+void RoundData(Scenario& scenario, DType dtype);
 
 // ||a - b|| / ||b||; infinite where a has a NaN.
 double RelativeError(const std::vector<float>& a, const std::vector<double>& b);
