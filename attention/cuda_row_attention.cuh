@@ -173,9 +173,9 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const R
 
 // Queries of the item's heads; the new key and value, where the item has them, also to the cache.
 template <typename T>
-__device__ void PrepareRowItem(const RowAttentionParams& p, const RowPosition& now,
-                               const RowAttentionLayer& layer, const RowItem& item,
-                               const RowAttentionMemory<T>& memory) {
+__device__ __forceinline__ void PrepareRowItem(const RowAttentionParams& p, const RowPosition& now,
+                                               const RowAttentionLayer& layer, const RowItem& item,
+                                               const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
@@ -210,23 +210,33 @@ __device__ void PrepareRowItem(const RowAttentionParams& p, const RowPosition& n
   }
 }
 
-// A tile of 64 keys and values on its way from the cache, in registers: 16 bytes ("chunks") of D. A
-// group of 8 lanes has a key, each of them every eighth chunk; of the values thread i has chunks i,
-// i + 512, .. of the tile. What is not visible, or new in this step, is zero.
+// 16 bytes, or zeros where `valid` is false, beside the threads.
+__device__ __forceinline__ void RowCopyAsync(void* to_shared, const void* from, bool valid) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// A tile of 64 keys and values on its way from the cache: keys to registers, values to shared
+// memory, 16 bytes ("chunks") of D at a time. A group of 8 lanes has a key, each of them every
+// eighth chunk; thread i copies chunks i, i + 512, .. of the values. What is not visible, or new in
+// this step, is zero.
 template <typename T>
 struct RowTile {
   static constexpr int kChunks = kMaxRowHeadDim / 64;
   uint4 key[kChunks];
-  uint4 value[kChunks];
 
-  static __device__ int64_t CacheRow(const RowAttentionParams& p, const RowPosition& now,
-                                     int kv_head, int key) {
+  static __device__ __forceinline__ int64_t CacheRow(const RowAttentionParams& p,
+                                                     const RowPosition& now, int kv_head, int key) {
     const int block = p.block_shift >= 0 ? key >> p.block_shift : key / p.block_size;
     return (int64_t{now.table[block]} * p.num_kv_heads + kv_head) * p.block_size +
            (key - block * p.block_size);
   }
-  __device__ void Load(const RowAttentionParams& p, const RowPosition& now,
-                       const RowAttentionLayer& layer, const RowItem& item, int begin) {
+  // Nobody reads the values of an earlier tile any more.
+  __device__ __forceinline__ void Load(const RowAttentionParams& p, const RowPosition& now,
+                                       const RowAttentionLayer& layer, const RowItem& item,
+                                       int begin, const RowAttentionMemory<T>& memory) {
     const int end = min(min(begin + kRowTileKeys, item.end), now.seq_len - 1);
     const int chunks = p.head_dim / 8;
     const int my_key = begin + static_cast<int>(threadIdx.x) / 8;
@@ -237,34 +247,39 @@ struct RowTile {
       const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
       key[i] = my_key < end && chunk < chunks ? *reinterpret_cast<const uint4*>(keys + chunk * 8)
                                               : uint4{};
-      const int at = static_cast<int>(threadIdx.x) + kRowThreads * i;
+    }
+    for (int at = threadIdx.x; at < kRowTileKeys * chunks; at += kRowThreads) {
       const int value_key = begin + at / chunks;
-      value[i] = uint4{};
-      if (at < kRowTileKeys * chunks && value_key < end) {
-        value[i] = *reinterpret_cast<const uint4*>(
-            static_cast<const T*>(layer.values) +
-            CacheRow(p, now, item.kv_head, value_key) * p.head_dim + at % chunks * 8);
+      const bool valid = value_key < end;
+      const T* from = static_cast<const T*>(layer.values);
+      if (valid) {
+        from += CacheRow(p, now, item.kv_head, value_key) * p.head_dim + at % chunks * 8;
       }
+      RowCopyAsync(memory.values + at * 8, from, valid);
     }
   }
-  // The new key and value into their places; values into shared memory.
-  __device__ void Complete(const RowAttentionParams& p, const RowPosition& now, const RowItem& item,
-                           int begin, const RowAttentionMemory<T>& memory) {
+  // The copies have landed, and the new key and value are in their places. Then the threads must
+  // meet before they read the values.
+  __device__ __forceinline__ void Complete(const RowAttentionParams& p, const RowPosition& now,
+                                           const RowItem& item, int begin,
+                                           const RowAttentionMemory<T>& memory) {
+    asm volatile("cp.async.wait_all;" ::: "memory");
     const int newest = now.seq_len - 1 - begin;  // within the tile, or beyond it
     const int chunks = p.head_dim / 8;
-    const bool has_new = newest < kRowTileKeys && item.end == now.seq_len;
+    if (newest >= kRowTileKeys || item.end != now.seq_len) return;
+    if (static_cast<int>(threadIdx.x) / 8 == newest) {
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
-      if (has_new && static_cast<int>(threadIdx.x) / 8 == newest && chunk < chunks) {
-        key[i] = *reinterpret_cast<const uint4*>(memory.new_key + chunk * 8);
+      for (int i = 0; i < kChunks; ++i) {
+        const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
+        if (chunk < chunks) key[i] = *reinterpret_cast<const uint4*>(memory.new_key + chunk * 8);
       }
-      const int at = static_cast<int>(threadIdx.x) + kRowThreads * i;
-      if (at >= kRowTileKeys * chunks) continue;
-      if (has_new && at / chunks == newest) {
-        value[i] = *reinterpret_cast<const uint4*>(memory.new_value + at % chunks * 8);
-      }
-      *reinterpret_cast<uint4*>(memory.values + at * 8) = value[i];
+    }
+    // By who copied zeros there.
+    const int first = newest * chunks;
+    for (int at = threadIdx.x; at < first + chunks; at += kRowThreads) {
+      if (at < first) continue;
+      *reinterpret_cast<uint4*>(memory.values + at * 8) =
+          *reinterpret_cast<const uint4*>(memory.new_value + (at - first) * 8);
     }
   }
 };
@@ -317,9 +332,10 @@ __device__ __forceinline__ void AddRowValue(float weight, const T* v, float2& ac
 
 // All tiles of an item; its partial result.
 template <typename T>
-__device__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& now,
-                              const RowAttentionLayer& layer, const RowItem& item, RowTile<T>& tile,
-                              const RowAttentionMemory<T>& memory) {
+__device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& now,
+                                              const RowAttentionLayer& layer, const RowItem& item,
+                                              RowTile<T>& tile,
+                                              const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
@@ -334,7 +350,7 @@ __device__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& no
   PrepareRowItem(p, now, layer, item, memory);
   RowThreadsMeet();
   for (int begin = item.begin; begin < item.end; begin += kRowTileKeys) {
-    if (begin != item.begin) tile.Load(p, now, layer, item, begin);
+    if (begin != item.begin) tile.Load(p, now, layer, item, begin, memory);
     tile.Complete(p, now, item, begin, memory);
     RowLogits(p, group, item.end - begin, tile, memory);
     RowThreadsMeet();

@@ -46,6 +46,7 @@ RowStepModel RowStepSizes(const ModelConfig& config, const RankPartition& part,
                           const CudaDecoderOptions& options) {
   const AttentionGeometry geometry = LocalGeometry(config, part, 0);
   return {.dtype = options.dtype,
+          .num_layers = config.num_layers,
           .hidden_size = config.hidden_size,
           .head_dim = config.head_dim,
           .kv_groups = geometry.kv_groups,

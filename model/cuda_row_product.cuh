@@ -240,20 +240,22 @@ __device__ __forceinline__ void ConsumeRow(RowRing& ring, const RowProduct& p,
   if (me.active && me.lane == 0) parts[row * kRowPartStride + me.column_warp] = sum;
 }
 
-// All consumer threads: finish(output, sum, sum of its up row) for each of the block's outputs.
-// parts: two buffers of [kRowGroup, kRowPartStride].
-template <typename T, int kChunks, typename Finish>
-__device__ __forceinline__ void ConsumeRows(RowRing& ring_in_memory, const RowProduct& p,
-                                            RowX<T, kChunks>& x, float* parts, Finish finish) {
-  RowRing ring = ring_in_memory;  // in registers
+// All consumer threads. bias(output) is asked for while the rows are on their way, then comes
+// finish(output, sum + bias.x, sum of its up row + bias.y), for each of the block's outputs. parts:
+// two buffers of [kRowGroup, kRowPartStride].
+template <typename T, int kChunks, typename Bias, typename Finish>
+__device__ __forceinline__ void ConsumeRows(RowRing& ring, const RowProduct& p, RowX<T, kChunks>& x,
+                                            float* parts, Bias bias, Finish finish) {
   const RowConsumer me(p);
   const int per_output = p.rows_per_output, stage_outputs = p.stage_outputs();
   const int group_outputs = kRowGroup / p.stage_rows * stage_outputs;
-  const int end = p.end_output();
+  const int end = p.end_output(), i = static_cast<int>(threadIdx.x);
   int group = 0;
   for (int output = p.first_output(); output < end; output += group_outputs, ++group) {
     float* const buffer = parts + group % 2 * kRowGroup * kRowPartStride;
     const int count = min(group_outputs, end - output);
+    float2 added = {};
+    if (i < count) added = bias(output + i);
     for (int done = 0; done < count; done += stage_outputs) {
       x.StayNarrow();
       if constexpr (kChunks == 1) {
@@ -265,7 +267,6 @@ __device__ __forceinline__ void ConsumeRows(RowRing& ring_in_memory, const RowPr
       }
     }
     RowThreadsMeet();
-    const int i = static_cast<int>(threadIdx.x);
     if (i >= count) continue;
     // The last stage may hold fewer outputs.
     const int begin = i / stage_outputs * stage_outputs;
@@ -274,9 +275,8 @@ __device__ __forceinline__ void ConsumeRows(RowRing& ring_in_memory, const RowPr
     const float sum = SumRowParts(p, buffer + row * kRowPartStride);
     const float up =
         per_output == 2 ? SumRowParts(p, buffer + (row + size) * kRowPartStride) : 0.0f;
-    finish(output + i, sum, up);
+    finish(output + i, sum + added.x, up + added.y);
   }
-  ring_in_memory = ring;
 }
 
 }  // namespace lockstep

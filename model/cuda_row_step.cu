@@ -60,29 +60,31 @@ struct RowStepArgs {
 // read, and waits for it before it reads. The numbers of arrivals only grow, and wrap around.
 class Meetings {
  public:
-  __device__ explicit Meetings(const RowStepArgs& args) : args_(args) {
-    if (threadIdx.x != 0) return;
-    local_ = args.progress[blockIdx.x * 2];
-    ranks_ = args.progress[blockIdx.x * 2 + 1];
-  }
+  __device__ __forceinline__ explicit Meetings(const RowStepArgs& args)
+      : args_(args),
+        local_(args.progress[blockIdx.x * 2]),
+        ranks_(args.progress[blockIdx.x * 2 + 1]) {}
   // All consumer threads.
-  __device__ void Arrive(bool all_ranks) {
+  __device__ __forceinline__ void Arrive(bool all_ranks) {
     RowThreadsMeet();
     all_ranks_ = all_ranks;
+    if (all_ranks) {
+      ranks_ += gridDim.x * args_.num_ranks;
+    } else {
+      local_ += gridDim.x;
+    }
     if (threadIdx.x != 0) return;
     if (!all_ranks) {
-      local_ += gridDim.x;
       asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args_.local_arrivals)
                    : "memory");
       return;
     }
-    ranks_ += gridDim.x * args_.num_ranks;
     for (int rank = 0; rank < args_.num_ranks; ++rank) {
       asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(args_.rank_arrivals[rank])
                    : "memory");
     }
   }
-  __device__ void Wait() {
+  __device__ __forceinline__ void Wait() {
     if (threadIdx.x == 0) {
       if (all_ranks_) {
         WaitFor(args_.rank_arrivals[args_.rank], ranks_);
@@ -92,27 +94,30 @@ class Meetings {
     }
     RowThreadsMeet();
   }
-  __device__ void Save() const {
+  __device__ __forceinline__ void Save() const {
     if (threadIdx.x != 0) return;
     args_.progress[blockIdx.x * 2] = local_;
     args_.progress[blockIdx.x * 2 + 1] = ranks_;
   }
 
  private:
-  __device__ void WaitFor(const uint32_t* arrivals, uint32_t wanted) const {
+  // The last load orders what follows behind what was written before the arrivals. Not each of
+  // them: it also empties the L1 cache.
+  __device__ __forceinline__ void WaitFor(const uint32_t* arrivals, uint32_t wanted) const {
+    uint32_t now;
     for (uint32_t tries = 1;; ++tries) {
-      uint32_t now;
-      if (all_ranks_) {
-        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      } else {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      }
-      if (static_cast<int32_t>(now - wanted) >= 0) return;
-      if (tries % 1024 == 0 && Aborted()) return;
+      asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+      if (static_cast<int32_t>(now - wanted) >= 0) break;
+      if (tries % 1024 == 0 && Aborted()) break;
+    }
+    if (all_ranks_) {
+      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+    } else {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
     }
   }
   // Wrong results, but an end.
-  __device__ bool Aborted() const {
+  __device__ __forceinline__ bool Aborted() const {
     if (args_.abort == nullptr) return false;
     uint32_t aborted;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(aborted) : "l"(args_.abort));
@@ -120,8 +125,8 @@ class Meetings {
   }
 
   const RowStepArgs& args_;
-  uint32_t local_ = 0;
-  uint32_t ranks_ = 0;
+  uint32_t local_;
+  uint32_t ranks_;
   bool all_ranks_ = false;
 };
 
@@ -131,11 +136,12 @@ struct Consumers {
   const RowStepArgs& args;
   RowRing ring;
   Meetings meetings;
-  T* hidden;       // shared, [E]
-  float* parts;    // shared, of the products
-  float* squares;  // shared, [kRowWarps]
-  RowPosition position;
-  RowAttentionMemory<T> attention;
+  const RowStepLayer* layers;              // shared, [L]
+  T* hidden;                               // shared, [E]
+  float* parts;                            // shared, of the products
+  float* squares;                          // shared, [kRowWarps]
+  const RowPosition& position;             // shared
+  const RowAttentionMemory<T>& attention;  // shared
 };
 
 // The window of the o sum of layer l is that of number 2l + 1, of the down sum number 2l + 2; see
@@ -236,65 +242,76 @@ __device__ __forceinline__ void LoadAttended(Consumers<T>& c, const RowProduct& 
 }
 
 template <typename T>
-__device__ __forceinline__ float RowBias(const void* bias, int64_t row) {
-  return bias == nullptr ? 0.0f : Widen(static_cast<const T*>(bias)[row]);
+__device__ __forceinline__ float2 RowBias(const void* bias, int64_t row) {
+  return {bias == nullptr ? 0.0f : Widen(static_cast<const T*>(bias)[row]), 0.0f};
 }
 
 template <typename T, int kChunks>
-__device__ __noinline__ void RunQkv(Consumers<T>& c, const RowStepLayer& layer, int l) {
-  const RowProduct p = c.args.products[kQkv];
+__device__ __forceinline__ void RunQkv(Consumers<T>& c, const RowStepLayer& layer, int l) {
+  const RowProduct& p = c.args.products[kQkv];
   RowX<T, kChunks> x;
   LoadNormed(c, p, layer.input_norm, 2 * l, x);
-  ConsumeRows(c.ring, p, x, c.parts, [&](int output, float sum, float) {
-    static_cast<T*>(c.args.qkv)[output] = Narrow<T>(sum + RowBias<T>(layer.qkv_bias, output));
-  });
+  T* const to = static_cast<T*>(c.args.qkv);
+  const void* const bias = layer.qkv_bias;
+  ConsumeRows(
+      c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
+      [&](int output, float sum, float) { to[output] = Narrow<T>(sum); });
+}
+
+// This rank's part of sum number `sum`.
+template <typename T, int kChunks>
+__device__ __forceinline__ void RunRowParallel(Consumers<T>& c, const RowProduct& p,
+                                               RowX<T, kChunks>& x, const void* bias, int sum) {
+  T* const to = const_cast<T*>(Window<T>(c.args, c.args.rank, sum));
+  ConsumeRows(
+      c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
+      [&](int output, float value, float) { to[output] = Narrow<T>(value); });
 }
 
 template <typename T, int kChunks>
-__device__ __noinline__ void RunO(Consumers<T>& c, const RowStepLayer& layer, int l) {
-  const RowProduct p = c.args.products[kO];
+__device__ __forceinline__ void RunO(Consumers<T>& c, const RowStepLayer& layer, int l) {
   RowX<T, kChunks> x;
-  LoadAttended(c, p, layer.sliding_window, x);
-  T* const to = const_cast<T*>(Window<T>(c.args, c.args.rank, 2 * l + 1));
-  ConsumeRows(c.ring, p, x, c.parts, [&](int output, float sum, float) {
-    to[output] = Narrow<T>(sum + RowBias<T>(layer.o_bias, output));
-  });
+  LoadAttended(c, c.args.products[kO], layer.sliding_window, x);
+  RunRowParallel(c, c.args.products[kO], x, layer.o_bias, 2 * l + 1);
 }
 
 template <typename T, int kChunks>
-__device__ __noinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& layer, int l) {
-  const RowProduct p = c.args.products[kGateUp];
+__device__ __forceinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& layer, int l) {
+  const RowProduct& p = c.args.products[kGateUp];
   RowX<T, kChunks> x;
   LoadNormed(c, p, layer.post_attention_norm, 2 * l + 1, x);
-  ConsumeRows(c.ring, p, x, c.parts, [&](int output, float sum, float up) {
-    const float gate = sum + RowBias<T>(layer.gate_up_bias, output);
-    up += RowBias<T>(layer.gate_up_bias, output + p.outputs);
-    static_cast<T*>(c.args.activated)[output] = Narrow<T>(gate / (1.0f + expf(-gate)) * up);
-  });
+  T* const to = static_cast<T*>(c.args.activated);
+  const void* const bias = layer.gate_up_bias;
+  ConsumeRows(
+      c.ring, p, x, c.parts,
+      [&](int output) {
+        return float2{RowBias<T>(bias, output).x, RowBias<T>(bias, output + p.outputs).x};
+      },
+      [&](int output, float gate, float up) {
+        to[output] = Narrow<T>(gate / (1.0f + expf(-gate)) * up);
+      });
 }
 
 template <typename T, int kChunks>
-__device__ __noinline__ void RunDown(Consumers<T>& c, const RowStepLayer& layer, int l) {
-  const RowProduct p = c.args.products[kDown];
+__device__ __forceinline__ void RunDown(Consumers<T>& c, const RowStepLayer& layer, int l) {
   RowX<T, kChunks> x;
-  LoadActivated(c, p, x);
-  T* const to = const_cast<T*>(Window<T>(c.args, c.args.rank, 2 * l + 2));
-  ConsumeRows(c.ring, p, x, c.parts, [&](int output, float sum, float) {
-    to[output] = Narrow<T>(sum + RowBias<T>(layer.down_bias, output));
-  });
+  LoadActivated(c, c.args.products[kDown], x);
+  RunRowParallel(c, c.args.products[kDown], x, layer.down_bias, 2 * l + 2);
 }
 
 template <typename T, int kChunks>
-__device__ __noinline__ void RunHead(Consumers<T>& c) {
-  const RowProduct p = c.args.products[kHead];
+__device__ __forceinline__ void RunHead(Consumers<T>& c) {
+  const RowProduct& p = c.args.products[kHead];
   RowX<T, kChunks> x;
   LoadNormed(c, p, c.args.final_norm, 2 * c.args.num_layers, x);
-  ConsumeRows(c.ring, p, x, c.parts,
-              [&](int output, float sum, float) { c.args.logits[output] = sum; });
+  float* const to = c.args.logits;
+  ConsumeRows(
+      c.ring, p, x, c.parts, [](int) { return float2{}; },
+      [&](int output, float sum, float) { to[output] = sum; });
 }
 
 template <typename T>
-__device__ __noinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer) {
+__device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer) {
   const RowAttentionParams& p = c.args.attention;
   const RowAttentionLayer cache{layer.q_norm, layer.k_norm, layer.keys, layer.values,
                                 layer.sliding_window};
@@ -304,28 +321,23 @@ __device__ __noinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer) 
   // The cache's keys and values are there; this step's are not.
   if (static_cast<int>(blockIdx.x) < num_items) {
     const RowItem item(splits, blockIdx.x);
-    tile.Load(p, c.position, cache, item, item.begin);
+    tile.Load(p, c.position, cache, item, item.begin, c.attention);
   }
   c.meetings.Wait();
   for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
     const RowItem item(splits, i);
-    if (i != static_cast<int>(blockIdx.x)) tile.Load(p, c.position, cache, item, item.begin);
+    if (i != static_cast<int>(blockIdx.x))
+      tile.Load(p, c.position, cache, item, item.begin, c.attention);
     AttendRowItem(p, c.position, cache, item, tile, c.attention);
   }
 }
 
-// Chunks of a warp that there are kernels for: of products of the residual stream or of attention's
-// result, and of the longer ones of SwiGLU's. Calls fn.template operator()<chunks>().
-template <typename Fn>
-__device__ __forceinline__ void WithShortRow(int chunks, Fn fn) {
-  if (chunks == 1) {
-    fn.template operator()<1>();
-  } else if (chunks == 2) {
-    fn.template operator()<2>();
-  } else {
-    fn.template operator()<4>();
-  }
-}
+// Chunks of a warp that there are kernels for: of products of the residual stream and of
+// attention's result, one number for all of them, and of SwiGLU's.
+constexpr int kShortRowChunks[] = {1, 2, 4};
+constexpr int kLongRowChunks[] = {1, 2, 3, 4, 5, 8};
+
+// fn.template operator()<chunks>().
 template <typename Fn>
 __device__ __forceinline__ void WithLongRow(int chunks, Fn fn) {
   switch (chunks) {
@@ -343,40 +355,39 @@ __device__ __forceinline__ void WithLongRow(int chunks, Fn fn) {
       return fn.template operator()<8>();
   }
 }
-constexpr int kShortRowChunks[] = {1, 2, 4};
-constexpr int kLongRowChunks[] = {1, 2, 3, 4, 5, 8};
 
-template <typename T>
-__device__ void Consume(Consumers<T>& c) {
+// Everything is inlined and in registers or shared memory: what is in local memory comes from far
+// behind each meeting, which empties the L1 cache.
+template <typename T, int kChunks>
+__device__ __forceinline__ void Consume(Consumers<T>& c) {
   const RowStepArgs& args = c.args;
   for (int i = threadIdx.x; i < args.hidden_size; i += kRowThreads) {
     c.hidden[i] = static_cast<const T*>(args.hidden)[i];
   }
   RowThreadsMeet();
+#pragma unroll 1
   for (int l = 0; l < args.num_layers; ++l) {
-    const RowStepLayer layer = args.layers[l];
-    WithShortRow(args.products[kQkv].chunks,
-                 [&]<int kChunks>() { RunQkv<T, kChunks>(c, layer, l); });
+    const RowStepLayer& layer = c.layers[l];
+    RunQkv<T, kChunks>(c, layer, l);
     c.meetings.Arrive(false);
     Attend(c, layer);
     c.meetings.Arrive(false);
-    WithShortRow(args.products[kO].chunks, [&]<int kChunks>() { RunO<T, kChunks>(c, layer, l); });
+    RunO<T, kChunks>(c, layer, l);
     c.meetings.Arrive(true);
-    WithShortRow(args.products[kGateUp].chunks,
-                 [&]<int kChunks>() { RunGateUp<T, kChunks>(c, layer, l); });
+    RunGateUp<T, kChunks>(c, layer, l);
     c.meetings.Arrive(false);
-    WithLongRow(args.products[kDown].chunks,
-                [&]<int kChunks>() { RunDown<T, kChunks>(c, layer, l); });
+    WithLongRow(args.products[kDown].chunks, [&]<int kLong>() { RunDown<T, kLong>(c, layer, l); });
     c.meetings.Arrive(true);
   }
-  WithShortRow(args.products[kHead].chunks, [&]<int kChunks>() { RunHead<T, kChunks>(c); });
+  RunHead<T, kChunks>(c);
   c.meetings.Save();
 }
 
-__device__ void Produce(const RowStepArgs& args, const RowRing& ring) {
+__device__ void Produce(const RowStepArgs& args, const RowStepLayer* layers, const RowRing& ring) {
   RowProducer producer(ring, args.num_in_flight);
+#pragma unroll 1
   for (int l = 0; l < args.num_layers; ++l) {
-    const RowStepLayer& layer = args.layers[l];
+    const RowStepLayer& layer = layers[l];
     ProduceRows(producer, args.products[kQkv], static_cast<const char*>(layer.qkv));
     ProduceRows(producer, args.products[kO], static_cast<const char*>(layer.o));
     ProduceRows(producer, args.products[kGateUp], static_cast<const char*>(layer.gate_up));
@@ -385,16 +396,32 @@ __device__ void Produce(const RowStepArgs& args, const RowRing& ring) {
   ProduceRows(producer, args.products[kHead], args.head);
 }
 
-// Shared memory: slots, the residual stream, parts of sums, attention.
+// Shared memory: slots, layers, the residual stream, parts of sums, attention.
 constexpr int64_t kPartsBytes = int64_t{2} * kRowGroup * kRowPartStride * sizeof(float);
 
-template <typename T>
+template <typename T, int kChunks>
 __global__ void __launch_bounds__(kThreads, 1)
     RowStepKernel(const __grid_constant__ RowStepArgs args) {
   extern __shared__ __align__(128) char shared[];
   __shared__ uint64_t full[kMaxRowSlots], empty[kMaxRowSlots];
   __shared__ float squares[kRowWarps];
+  // Not in registers, which are scarce.
+  __shared__ alignas(16) char position[sizeof(RowPosition)];
+  __shared__ alignas(16) char attention[sizeof(RowAttentionMemory<T>)];
+  auto* const layers = reinterpret_cast<RowStepLayer*>(shared + args.num_slots * kRowSlotBytes);
+  {
+    const int words = args.num_layers * static_cast<int>(sizeof(RowStepLayer) / 8);
+    for (int i = threadIdx.x; i < words; i += kThreads) {
+      reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(args.layers)[i];
+    }
+  }
+  char* const parts = reinterpret_cast<char*>(layers + args.num_layers);
+  T* const hidden = reinterpret_cast<T*>(parts + kPartsBytes);
   if (threadIdx.x == 0) {
+    *reinterpret_cast<RowPosition*>(position) = RowPosition(args.attention);
+    *reinterpret_cast<RowAttentionMemory<T>*>(attention) =
+        RowAttentionMemory<T>(reinterpret_cast<char*>(hidden + args.hidden_size),
+                              args.largest_group, args.attention.head_dim);
     for (int slot = 0; slot < args.num_slots; ++slot) {
       InitBarrier(full + slot, 1);
       InitBarrier(empty + slot, kRowWarps);
@@ -402,23 +429,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     PublishBarriers();
   }
   __syncthreads();
-  RowRing ring{shared, full, empty, args.num_slots};
+  const RowRing ring{shared, full, empty, args.num_slots};
   if (threadIdx.x >= kRowThreads) {
-    if (threadIdx.x == kRowThreads) Produce(args, ring);
+    if (threadIdx.x == kRowThreads) Produce(args, layers, ring);
     return;
   }
-  char* const parts = shared + args.num_slots * kRowSlotBytes;
-  T* const hidden = reinterpret_cast<T*>(parts + kPartsBytes);
   Consumers<T> consumers{args,
                          ring,
                          Meetings(args),
+                         layers,
                          hidden,
                          reinterpret_cast<float*>(parts),
                          squares,
-                         RowPosition(args.attention),
-                         RowAttentionMemory<T>(reinterpret_cast<char*>(hidden + args.hidden_size),
-                                               args.largest_group, args.attention.head_dim)};
-  Consume(consumers);
+                         *reinterpret_cast<const RowPosition*>(position),
+                         *reinterpret_cast<const RowAttentionMemory<T>*>(attention)};
+  Consume<T, kChunks>(consumers);
 }
 
 // ---- Host ---------------------------------------------------------------------------------------
@@ -427,17 +452,21 @@ absl::Status Refused(const std::string& what) {
   return absl::UnimplementedError(absl::StrCat("decode steps of one kernel: ", what));
 }
 
+// The fewest chunks of those possible that hold K columns.
+absl::StatusOr<int> ChunksOf(int64_t k, std::span<const int> possible_chunks) {
+  for (const int chunks : possible_chunks) {
+    if (int64_t{chunks} * kRowWarps * kRowChunkCols >= k) return chunks;
+  }
+  return Refused(absl::StrFormat("rows of %d", k));
+}
+
 absl::StatusOr<RowProduct> MakeProduct(int64_t k, int64_t outputs, int rows_per_output,
-                                       std::span<const int> possible_chunks) {
+                                       int chunks) {
   const int64_t all_chunks = (k + kRowChunkCols - 1) / kRowChunkCols;
-  const auto enough =
-      std::find_if(possible_chunks.begin(), possible_chunks.end(),
-                   [&](int possible) { return int64_t{possible} * kRowWarps >= all_chunks; });
-  if (k % 8 != 0 || enough == possible_chunks.end() || outputs < 1 ||
+  if (k % 8 != 0 || outputs < 1 ||
       outputs * rows_per_output > std::numeric_limits<int32_t>::max()) {
     return Refused(absl::StrFormat("a product of %d columns and %d outputs", k, outputs));
   }
-  const int chunks = *enough;
   RowProduct product{.k = static_cast<int>(k),
                      .outputs = static_cast<int>(outputs),
                      .rows_per_output = rows_per_output,
@@ -470,9 +499,16 @@ struct RowStep::Plan {
 
 namespace {
 
+// fn(kernel) of this type, and of so many chunks of short rows.
 template <typename Fn>
-auto WithRowType(DType dtype, const Fn& fn) {
-  return dtype == DType::kBF16 ? fn(RowStepKernel<__nv_bfloat16>) : fn(RowStepKernel<__half>);
+absl::Status WithRowKernel(DType dtype, int chunks, const Fn& fn) {
+  const auto with_type = [&]<typename T>() {
+    return chunks == 1   ? fn(RowStepKernel<T, 1>)
+           : chunks == 2 ? fn(RowStepKernel<T, 2>)
+                         : fn(RowStepKernel<T, 4>);
+  };
+  return dtype == DType::kBF16 ? with_type.template operator()<__nv_bfloat16>()
+                               : with_type.template operator()<__half>();
 }
 
 absl::Status DescribeAttention(const RowStepModel& model, RowStepArgs* args) {
@@ -522,12 +558,13 @@ absl::Status DescribeProducts(const RowStepModel& model, RowStepArgs* args) {
                   {kGateUp, model.hidden_size, model.intermediate, 2},
                   {kDown, model.intermediate, model.hidden_size, 1},
                   {kHead, model.hidden_size, model.vocab, 1}};
+  LOCKSTEP_ASSIGN_OR_RETURN(const int short_chunks,
+                            ChunksOf(std::max(model.hidden_size, q_cols), kShortRowChunks));
+  LOCKSTEP_ASSIGN_OR_RETURN(const int long_chunks, ChunksOf(model.intermediate, kLongRowChunks));
   for (const auto& product : products) {
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        args->products[product.kind],
-        MakeProduct(
-            product.k, product.outputs, product.rows_per_output,
-            product.kind == kDown ? std::span<const int>(kLongRowChunks) : kShortRowChunks));
+    LOCKSTEP_ASSIGN_OR_RETURN(args->products[product.kind],
+                              MakeProduct(product.k, product.outputs, product.rows_per_output,
+                                          product.kind == kDown ? long_chunks : short_chunks));
   }
   return absl::OkStatus();
 }
@@ -539,9 +576,9 @@ absl::Status ChooseSlots(const RowStepModel& model, RowStepArgs* args, int64_t* 
   LOCKSTEP_CUDA(
       cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   constexpr int64_t kStaticBytes = 1024;
-  const int64_t rest = kPartsBytes + model.hidden_size * 2 +
-                       RowAttentionMemory<__half>::Bytes(args->largest_group, model.head_dim) +
-                       kStaticBytes;
+  const int64_t rest =
+      kPartsBytes + model.hidden_size * 2 + model.num_layers * sizeof(RowStepLayer) +
+      RowAttentionMemory<__half>::Bytes(args->largest_group, model.head_dim) + kStaticBytes;
   args->num_slots =
       static_cast<int>(std::min<int64_t>((available - rest) / kRowSlotBytes, kMaxRowSlots));
   if (args->num_slots < 3) {
@@ -564,7 +601,7 @@ absl::Status Describe(const RowStepModel& model, RowStepArgs* args, int64_t* sha
   args->norm_eps = model.norm_eps;
   args->final_norm = model.final_norm;
   args->head = static_cast<const char*>(model.head);
-  args->num_layers = static_cast<int>(std::ssize(model.layers));
+  args->num_layers = static_cast<int>(model.num_layers);
   LOCKSTEP_RETURN_IF_ERROR(DescribeAttention(model, args));
   LOCKSTEP_RETURN_IF_ERROR(DescribeProducts(model, args));
   return ChooseSlots(model, args, shared_bytes);
@@ -586,6 +623,7 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
   LOCKSTEP_CHECK(peers == nullptr || model.hidden_size * 2 <= peers->window_bytes());
   plan->dtype = model.dtype;
   plan->grid = num_multiprocessors;
+  LOCKSTEP_CHECK(std::ssize(model.layers) == model.num_layers);
   plan->host_layers = model.layers;
   LOCKSTEP_ASSIGN_OR_RETURN(
       plan->layers,
@@ -631,7 +669,7 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
       args.rank_arrivals[rank] = addresses.step_arrivals[rank];
     }
   }
-  LOCKSTEP_RETURN_IF_ERROR(WithRowType(model.dtype, [&](auto kernel) {
+  LOCKSTEP_RETURN_IF_ERROR(WithRowKernel(model.dtype, args.products[kQkv].chunks, [&](auto kernel) {
     return CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(plan->shared_bytes)),
                       "shared memory of a decode step");
@@ -677,7 +715,7 @@ absl::Status RowStep::Launch(const RowStepInputs& inputs, CudaStream stream) con
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return WithRowType(plan_->dtype, [&](auto kernel) {
+  return WithRowKernel(plan_->dtype, args.products[kQkv].chunks, [&](auto kernel) {
     return CudaStatus(cudaLaunchKernelEx(&config, kernel, args), "launch of a decode step");
   });
 }

@@ -26,7 +26,7 @@
 namespace lockstep {
 
 // One layer of one rank, in device memory; biases and head norms may be null.
-struct RowStepLayer {
+struct alignas(16) RowStepLayer {
   const float* input_norm = nullptr;  // [E]
   const void* qkv = nullptr;          // [(Hq_local + 2 * Hkv_local) * D, E]
   const void* qkv_bias = nullptr;
@@ -47,6 +47,7 @@ struct RowStepLayer {
 // What all layers share. Sizes of one rank.
 struct RowStepModel {
   DType dtype = DType::kBF16;    // of weights, activations and cache
+  int64_t num_layers = 0;        // L
   int64_t hidden_size = 0;       // E
   int64_t head_dim = 0;          // D
   std::vector<Range> kv_groups;  // [Hkv_local] query heads of each KV head
@@ -58,11 +59,11 @@ struct RowStepModel {
   int64_t block_size = 0;   // P
   int64_t max_blocks = 0;   // of a block table
   const float* final_norm = nullptr;
-  const void* head = nullptr;  // [V_local, E]
-  std::vector<RowStepLayer> layers;
+  const void* head = nullptr;        // [V_local, E]
+  std::vector<RowStepLayer> layers;  // [L]
   // Copies of 16 KB that a multiprocessor has on their way at a time; the best that was measured
   // (tests/bench/cuda_row_step_bench).
-  int num_in_flight = 3;
+  int num_in_flight = 5;
 };
 
 // Device memory that each launch reads anew.

@@ -50,6 +50,7 @@ class Bench {
 
   double Milliseconds(int64_t ranks, int64_t layers, int64_t context, int in_flight) {
     RowStepModel model{.dtype = DType::kBF16,
+                       .num_layers = layers,
                        .hidden_size = kHidden,
                        .head_dim = kHeadDim,
                        .kv_groups = {},

@@ -77,6 +77,7 @@ class Model {
 
   RowStepModel Description() const {
     RowStepModel model{.dtype = s.dtype,
+                       .num_layers = kLayers,
                        .hidden_size = s.hidden,
                        .head_dim = s.head_dim,
                        .kv_groups = {},
@@ -439,7 +440,8 @@ TEST_F(RowStepTest, TakesOddHeadsWindowsAndCaps) {
 
 TEST_F(RowStepTest, RefusesByName) {
   const auto refusal = [&](auto change) {
-    RowStepModel model{.hidden_size = 256,
+    RowStepModel model{.num_layers = 2,
+                       .hidden_size = 256,
                        .head_dim = 64,
                        .kv_groups = {{0, 2}, {2, 4}},
                        .intermediate = 512,
