@@ -7,11 +7,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <memory>
 #include <thread>
 
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
+#include "runtime/core/cuda_device.h"
 #include "runtime/core/phase_times.h"
 #include "runtime/engine_device.h"
 
@@ -116,10 +118,16 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
                                PhaseTimes& times, EngineJob& job) {
   const Clock::time_point start = Clock::now();
   ModelSource source;
+  // The first question starts the driver: tenths of a second, in which files are read.
+  std::future<int> driver;
+  if (BuiltWithCuda() && flags.engine.device != DeviceKind::kCpu) {
+    driver = std::async(std::launch::async, NumCudaDevices);
+  }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
                                    return OpenOnThisRank(flags, communicator, job, &source);
                                  })));
   times.End("opening");
+  if (driver.valid()) driver.wait();
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device,
                             ResolveDevice(flags.engine.device, communicator));
   const EngineOptions options = ResolveEngineOptions(flags, source.config, device, communicator);

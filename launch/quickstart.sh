@@ -27,7 +27,7 @@ quietly() {
 
 build() {
   local launcher=()
-  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   if [ ! -f build/release/build.ninja ]; then
     # Without tests here; tests/run.sh turns them on in the same folder, and they stay on then.
     quietly "configuring" cmake --preset release -DLOCKSTEP_BUILD_TESTS=OFF "${launcher[@]}"
