@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/core/cuda_errors.h"
+#include "runtime/cuda_filter.h"
 #include "runtime/cuda_sampling.h"
 #include "runtime/random_bits.h"
 #include "runtime/softmax_mass.h"
@@ -26,23 +27,6 @@ int64_t BytesOf(int64_t count) {
 // what bounds the memory that only some rows need. 256 rows with the largest top_k fit.
 constexpr int64_t kMaxListed = 1 << 16;
 constexpr int64_t kMaxAdjustments = 1 << 20;
-
-struct Totals {
-  int64_t sums = 0;
-  int64_t tops = 0;
-  int64_t candidates = 0;
-  int64_t max_adjustments = 0;  // at least those of any rank
-};
-
-MessageLayout LayoutOf(int64_t num_rows, const Totals& totals) {
-  MessageLayout layout;
-  layout.sums = BytesOf<MessageHeader>(1) + BytesOf<Candidate>(num_rows);
-  layout.tops = layout.sums + BytesOf<LogitSum>(totals.sums);
-  layout.candidates = layout.tops + BytesOf<LogitAndId>(totals.tops);
-  layout.bytes = layout.candidates + BytesOf<Candidate>(totals.candidates);
-  layout.bytes = (layout.bytes + 15) / 16 * 16;
-  return layout;
-}
 
 class CudaSamplerImpl : public CudaSampler {
  public:
@@ -71,18 +55,20 @@ class CudaSamplerImpl : public CudaSampler {
   // Of a launch that waits for its Wait: what the device reads and writes of the host's memory.
   struct Flight {
     int64_t num_rows = 0;
-    PinnedBuffer rows;         // DeviceRow [max_rows]
+    PinnedBuffer rows;         // as rows_
     PinnedBuffer adjustments;  // DeviceAdjustment [kMaxAdjustments]
     PinnedBuffer results;      // as results_
     PinnedBuffer summaries;    // [N] of the ranks, each LogitSum [rows], LogitAndId [tops]
     std::vector<Wanted> wanted;
     int64_t num_tops = 0;
+    std::vector<int32_t> filtered;  // rows of kFilter
     OwnedCudaEvent done;
   };
   // What the rows of a step need.
   struct Needs {
-    Totals totals;
+    MessageTotals totals;
     int64_t num_adjustments = 0;  // of this rank
+    int64_t num_cuts = 0;         // at most, of a row's filters
     bool draws = false;
     bool scans = false;  // a largest logit
   };
@@ -103,6 +89,10 @@ class CudaSamplerImpl : public CudaSampler {
   absl::Status LaunchRows(const MatrixView& logits, uint64_t digest, const Needs& needs,
                           int32_t* last_tokens, Flight& flight);
   absl::Status LaunchScans(const SamplingStep& step, const Needs& needs);
+  absl::Status LaunchFilters(const SamplingStep& step, const SamplingResults& results,
+                             const Needs& needs, const Flight& flight);
+  absl::Status FilterChunk(const FilterStep& filter, const Needs& needs);
+  absl::Status AllGather(void* all, int64_t bytes);
   absl::Status CopyResults(const MessageLayout& layout, Flight& flight);
   void ReadLogprobs(const Flight& flight, SampleOutput& output) const;
 
@@ -113,13 +103,16 @@ class CudaSamplerImpl : public CudaSampler {
   uint64_t num_launched_ = 0;
   uint64_t num_landed_ = 0;
 
-  DeviceBuffer rows_;            // DeviceRow [max_rows]
-  DeviceBuffer adjustments_;     // DeviceAdjustment [kMaxAdjustments]
-  DeviceBuffer arrivals_;        // uint32 [max_rows]
-  DeviceBuffer parts_;           // RowPart [rows, parts]
-  DeviceBuffer selected_parts_;  // SelectedPart [max_rows, kSelectParts]
-  DeviceBuffer selected_;        // uint64 [kMaxListed, kSelectParts]
-  DeviceBuffer messages_;        // [N] of the ranks, MessageLayout
+  DeviceBuffer rows_;               // DeviceRow [rows], int32 [filtered rows]
+  DeviceBuffer adjustments_;        // DeviceAdjustment [kMaxAdjustments]
+  DeviceBuffer arrivals_;           // uint32 [max_rows]
+  DeviceBuffer parts_;              // RowPart [rows, parts]
+  DeviceBuffer selected_parts_;     // SelectedPart [max_rows, kSelectParts]
+  DeviceBuffer selected_;           // uint64 [kMaxListed, kSelectParts]
+  DeviceBuffer messages_;           // [N] of the ranks, MessageLayout
+  DeviceBuffer filter_states_;      // FilterState [kMaxFilterRows]
+  DeviceBuffer filter_histograms_;  // FilterHistogram [N, kMaxFilterRows]
+  DeviceBuffer filter_candidates_;  // Candidate [N, kMaxFilterRows]
   DeviceBuffer results_;  // uint64 [N] digests, int32 [max_rows] tokens, float [max_rows] raw
 
   // Of tokens that the host has sampled: slots, then tokens. int32 [2, max_rows]
@@ -146,7 +139,14 @@ absl::Status CudaSamplerImpl::Allocate() {
     LOCKSTEP_ASSIGN_OR_RETURN(buffer, DeviceBuffer::Create(bytes, "sampling"));
     return absl::OkStatus();
   };
-  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceRow>(max_rows), rows_));
+  const int64_t filter_rows = std::min(max_rows, kMaxFilterRows);
+  LOCKSTEP_RETURN_IF_ERROR(
+      allocate(BytesOf<DeviceRow>(max_rows) + BytesOf<int32_t>(max_rows), rows_));
+  LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<FilterState>(filter_rows), filter_states_));
+  LOCKSTEP_RETURN_IF_ERROR(
+      allocate(BytesOf<FilterHistogram>(num_ranks() * filter_rows), filter_histograms_));
+  LOCKSTEP_RETURN_IF_ERROR(
+      allocate(BytesOf<Candidate>(num_ranks() * filter_rows), filter_candidates_));
   LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceAdjustment>(kMaxAdjustments), adjustments_));
   LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<uint32_t>(max_rows), arrivals_));
   LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<RowPart>(max_parts), parts_));
@@ -174,7 +174,7 @@ absl::Status CudaSamplerImpl::CreateFlights() {
   const int64_t max_summary_bytes = BytesOf<LogitSum>(max_rows) + BytesOf<LogitAndId>(kMaxListed);
   flights_.resize(static_cast<size_t>(options_.steps_in_flight));
   for (Flight& flight : flights_) {
-    LOCKSTEP_RETURN_IF_ERROR(allocate(BytesOf<DeviceRow>(max_rows), flight.rows));
+    LOCKSTEP_RETURN_IF_ERROR(allocate(rows_.size_bytes(), flight.rows));
     LOCKSTEP_RETURN_IF_ERROR(
         allocate(BytesOf<DeviceAdjustment>(kMaxAdjustments), flight.adjustments));
     LOCKSTEP_RETURN_IF_ERROR(allocate(results_.size_bytes(), flight.results));
@@ -194,16 +194,15 @@ DeviceRowKind CudaSamplerImpl::KindOf(const SampleRow& row) const {
 }
 
 bool CudaSamplerImpl::Supports(std::span<const SampleRow> rows) const {
-  Totals totals;
+  MessageTotals totals;
+  int64_t max_adjustments = 0;  // at least those of any rank
   for (const SampleRow& row : rows) {
-    const DeviceRowKind kind = KindOf(row);
-    if (kind == DeviceRowKind::kFilter) return false;
-    if (kind == DeviceRowKind::kCandidates) totals.candidates += row.top_k;
+    if (KindOf(row) == DeviceRowKind::kCandidates) totals.candidates += row.top_k;
     totals.tops += std::max(0, row.num_logprobs);
-    if (row.adjuster != nullptr) totals.max_adjustments += row.adjuster->MaxEntries(row.position);
+    if (row.adjuster != nullptr) max_adjustments += row.adjuster->MaxEntries(row.position);
   }
   return totals.tops <= kMaxListed && totals.candidates <= kMaxListed &&
-         totals.max_adjustments <= kMaxAdjustments;
+         max_adjustments <= kMaxAdjustments;
 }
 
 absl::Status CudaSamplerImpl::Launch(const MatrixView& logits, std::span<const SampleRow> rows,
@@ -216,6 +215,7 @@ absl::Status CudaSamplerImpl::Launch(const MatrixView& logits, std::span<const S
   Flight& flight = FlightAt(num_launched_++);
   flight.num_rows = std::ssize(rows);
   flight.wanted.clear();
+  flight.filtered.clear();
   if (!rows.empty()) {
     const Needs needs = Fill(rows, slots, flight);
     LOCKSTEP_RETURN_IF_ERROR(LaunchRows(logits, digest, needs, last_tokens, flight));
@@ -226,7 +226,7 @@ absl::Status CudaSamplerImpl::Launch(const MatrixView& logits, std::span<const S
 CudaSamplerImpl::Needs CudaSamplerImpl::Fill(std::span<const SampleRow> rows,
                                              std::span<const int32_t> slots, Flight& flight) const {
   Needs needs;
-  Totals& totals = needs.totals;
+  MessageTotals& totals = needs.totals;
   for (size_t i = 0; i < rows.size(); ++i) {
     const SampleRow& row = rows[i];
     DeviceRow device;
@@ -245,8 +245,14 @@ CudaSamplerImpl::Needs CudaSamplerImpl::Fill(std::span<const SampleRow> rows,
       device.first_candidate = static_cast<int32_t>(totals.candidates);
       totals.candidates += row.top_k;
     }
+    if (device.kind == DeviceRowKind::kFilter) {
+      device.top_k = row.top_k < vocab_size() ? static_cast<int32_t>(row.top_k) : 0;
+      const int64_t cuts = (device.top_k > 0 ? 1 : 0) + (row.top_p < 1 ? 1 : 0);
+      needs.num_cuts = std::max(needs.num_cuts, cuts);
+      flight.filtered.push_back(static_cast<int32_t>(i));
+    }
     needs.draws |= device.kind == DeviceRowKind::kDraw;
-    needs.scans |= device.kind == DeviceRowKind::kGreedy;
+    needs.scans |= device.kind == DeviceRowKind::kGreedy || device.kind == DeviceRowKind::kFilter;
     device.num_logprobs = row.num_logprobs;
     if (row.num_logprobs >= 0) {
       device.sum_index = static_cast<int32_t>(totals.sums++);
@@ -260,6 +266,8 @@ CudaSamplerImpl::Needs CudaSamplerImpl::Fill(std::span<const SampleRow> rows,
     flight.rows.as<DeviceRow>()[i] = device;
   }
   flight.num_tops = totals.tops;
+  std::copy(flight.filtered.begin(), flight.filtered.end(),
+            reinterpret_cast<int32_t*>(flight.rows.as<DeviceRow>() + rows.size()));
   return needs;
 }
 
@@ -290,7 +298,9 @@ absl::Status CudaSamplerImpl::LaunchRows(const MatrixView& logits, uint64_t dige
   const int64_t num_rows = flight.num_rows;
   const MessageLayout layout = LayoutOf(num_rows, needs.totals);
   LOCKSTEP_RETURN_IF_ERROR(
-      CopyAsync(rows_.data(), flight.rows.data(), BytesOf<DeviceRow>(num_rows), options_.stream));
+      CopyAsync(rows_.data(), flight.rows.data(),
+                BytesOf<DeviceRow>(num_rows) + BytesOf<int32_t>(std::ssize(flight.filtered)),
+                options_.stream));
   LOCKSTEP_RETURN_IF_ERROR(CopyAsync(adjustments_.data(), flight.adjustments.data(),
                                      BytesOf<DeviceAdjustment>(needs.num_adjustments),
                                      options_.stream));
@@ -312,10 +322,7 @@ absl::Status CudaSamplerImpl::LaunchRows(const MatrixView& logits, uint64_t dige
   step.selected_parts = selected_parts_.as<SelectedPart>();
   step.selected = selected_.as<uint64_t>();
   LOCKSTEP_RETURN_IF_ERROR(LaunchScans(step, needs));
-  if (options_.nccl != nullptr) {
-    LOCKSTEP_RETURN_IF_ERROR(
-        options_.nccl->AllGather(step.message, layout.bytes, messages, options_.stream));
-  }
+  LOCKSTEP_RETURN_IF_ERROR(AllGather(messages, layout.bytes));
   SamplingResults results;
   results.rows = step.rows;
   results.num_rows = num_rows;
@@ -328,7 +335,49 @@ absl::Status CudaSamplerImpl::LaunchRows(const MatrixView& logits, uint64_t dige
   results.raws = reinterpret_cast<float*>(results_.as<std::byte>() + RawsOffset());
   results.last_tokens = last_tokens;
   LOCKSTEP_RETURN_IF_ERROR(PickTokens(results, options_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchFilters(step, results, needs, flight));
   return CopyResults(layout, flight);
+}
+
+// Every rank's `bytes` bytes, which stand in their place in `all` already.
+absl::Status CudaSamplerImpl::AllGather(void* all, int64_t bytes) {
+  if (options_.nccl == nullptr) return absl::OkStatus();
+  return options_.nccl->AllGather(static_cast<std::byte*>(all) + options_.rank * bytes, bytes, all,
+                                  options_.stream);
+}
+
+absl::Status CudaSamplerImpl::LaunchFilters(const SamplingStep& step,
+                                            const SamplingResults& results, const Needs& needs,
+                                            const Flight& flight) {
+  FilterStep filter;
+  filter.step = step;
+  filter.results = results;
+  filter.rank = options_.rank;
+  filter.states = filter_states_.as<FilterState>();
+  filter.histograms = filter_histograms_.as<FilterHistogram>();
+  filter.candidates = filter_candidates_.as<Candidate>();
+  const int64_t num_filtered = std::ssize(flight.filtered);
+  for (int64_t begin = 0; begin < num_filtered; begin += kMaxFilterRows) {
+    filter.rows = reinterpret_cast<const int32_t*>(step.rows + step.num_rows) + begin;
+    filter.num_rows = std::min(num_filtered - begin, kMaxFilterRows);
+    filter.num_parts = NumParts(filter.num_rows, vocab_.size(), num_multiprocessors_);
+    LOCKSTEP_RETURN_IF_ERROR(FilterChunk(filter, needs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSamplerImpl::FilterChunk(const FilterStep& filter, const Needs& needs) {
+  LOCKSTEP_RETURN_IF_ERROR(StartFilters(filter, options_.stream));
+  const int64_t rounds = needs.num_cuts > 0 ? 1 + kCutRounds * needs.num_cuts : 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    LOCKSTEP_RETURN_IF_ERROR(CountFilters(filter, options_.stream));
+    LOCKSTEP_RETURN_IF_ERROR(
+        AllGather(filter.histograms, BytesOf<FilterHistogram>(filter.num_rows)));
+    LOCKSTEP_RETURN_IF_ERROR(NarrowFilters(filter, options_.stream));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(RaceFilters(filter, options_.stream));
+  LOCKSTEP_RETURN_IF_ERROR(AllGather(filter.candidates, BytesOf<Candidate>(filter.num_rows)));
+  return PickFiltered(filter, options_.stream);
 }
 
 absl::Status CudaSamplerImpl::LaunchScans(const SamplingStep& step, const Needs& needs) {

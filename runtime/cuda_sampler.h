@@ -5,8 +5,11 @@
 // same integers. Only the logarithms of the noise may differ in the last bit of a double (those of
 // CUDA are not correctly rounded either), which shows where two scores are that close.
 //
-// One exchange over NCCL carries a Candidate a row and the digest; no row of logits is gathered.
-// Every rank makes the same of it, so all devices end with the same tokens.
+// One exchange over NCCL carries a Candidate a row, what some rows have besides, and the digest;
+// rows of top_p, of min_p or of a large top_k over the whole vocabulary need a fixed number of
+// rounds more (cuda_filter.h). No row of logits is gathered. Every rank makes the same of it, so
+// all devices end with the same tokens. Log probabilities are sums in double in a fixed order: they
+// depend on the row and on N alone, and are the same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -39,15 +42,15 @@ class CudaSampler {
   // CUDA.
   static absl::StatusOr<std::unique_ptr<CudaSampler>> Create(const CudaSamplerOptions& options);
 
-  // Whether Launch takes these rows: not those of top_p and min_p without a small top_k, nor those
-  // whose lists (best ids, log probabilities, adjustments of a step) outgrow the memory made for
-  // them, which holds 256 rows with the largest of each. The same on all ranks.
+  // Whether Launch takes these rows: false where their lists (best ids, log probabilities,
+  // adjustments of a step) outgrow the memory made for them, which holds 256 rows with the largest
+  // top_k and num_logprobs, and a million adjusted logits. The same on all ranks.
   virtual bool Supports(std::span<const SampleRow> rows) const = 0;
 
   // COLLECTIVE, with the same rows on all ranks. Issues the sampling of float32 [R, V_local] in
-  // device memory. The token of row i also becomes last_tokens[slots[i]] (device memory), 0 for a
-  // failed one. Nothing that is passed is read by the host afterwards. At most steps_in_flight
-  // launches may wait for their Wait.
+  // device memory; rows with an adjuster are changed in place. The token of row i also becomes
+  // last_tokens[slots[i]] (device memory), 0 for a failed one. Nothing that is passed is read by
+  // the host afterwards. At most steps_in_flight launches may wait for their Wait.
   virtual absl::Status Launch(const MatrixView& logits, std::span<const SampleRow> rows,
                               std::span<const int32_t> slots, uint64_t digest,
                               int32_t* last_tokens) = 0;

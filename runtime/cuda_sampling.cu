@@ -95,46 +95,21 @@ __global__ void AdjustLogitsKernel(SamplingStep step) {
                               row.penalties);
 }
 
-struct RankMessages {
-  const std::byte* first;
-  MessageLayout layout;
-
-  __device__ const MessageHeader& Header(int64_t rank) const {
-    return *reinterpret_cast<const MessageHeader*>(first + rank * layout.bytes);
-  }
-  __device__ const Candidate& Best(int64_t rank, int64_t row) const {
-    return reinterpret_cast<const Candidate*>(first + rank * layout.bytes +
-                                              sizeof(MessageHeader))[row];
-  }
-  __device__ const Candidate* Candidates(int64_t rank, const DeviceRow& row) const {
-    return reinterpret_cast<const Candidate*>(first + rank * layout.bytes + layout.candidates) +
-           row.first_candidate;
-  }
-};
-
-__device__ void WriteToken(const SamplingResults& results, int64_t row_index, int32_t id,
-                           float raw) {
-  results.tokens[row_index] = id;
-  results.raws[row_index] = raw;
-  results.last_tokens[results.rows[row_index].slot] = max(id, 0);
-}
-
-// One warp a row: a rank a lane. Of filtered rows it finds the bad ones alone.
+// One warp a row: a rank a lane.
 __global__ void __launch_bounds__(kThreads) PickTokensKernel(SamplingResults results) {
   const int64_t row_index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (row_index >= results.num_rows) return;
-  const RankMessages messages{results.messages, results.layout};
   if (row_index == 0) {
     for (int64_t rank = lane; rank < results.num_ranks; rank += 32) {
-      results.digests[rank] = messages.Header(rank).digest;
+      results.digests[rank] = HeaderOf(results, rank).digest;
     }
   }
   const DeviceRowKind kind = results.rows[row_index].kind;
-  if (kind == DeviceRowKind::kCandidates) return;
+  if (kind == DeviceRowKind::kCandidates || kind == DeviceRowKind::kFilter) return;
   RowPart best = NoPart();
   for (int64_t rank = lane; rank < results.num_ranks; rank += 32) {
-    const Candidate& candidate = messages.Best(rank, row_index);
+    const Candidate& candidate = BestOf(results, rank, row_index);
     if (candidate.id == kBadRow) best.bad = 1;
     if (candidate.id >= 0 && BeatsScore(candidate.score, candidate.id, best.score, best.id)) {
       best.score = candidate.score, best.id = candidate.id, best.max = candidate.raw;
@@ -149,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) PickTokensKernel(SamplingResults res
       best.score = score, best.id = id, best.max = raw;
     }
   }
-  if (lane != 0 || kind == DeviceRowKind::kFilter) return;
+  if (lane != 0) return;
   const bool failed = best.bad != 0 || best.id < 0;
   WriteToken(results, row_index, failed ? kFailedToken : best.id, failed ? 0.0f : best.max);
 }
@@ -203,11 +178,10 @@ __global__ void __launch_bounds__(kThreads) PickCandidatesKernel(SamplingResults
   const int64_t row_index = blockIdx.x;
   const DeviceRow row = results.rows[row_index];
   if (row.kind != DeviceRowKind::kCandidates) return;
-  const RankMessages messages{results.messages, results.layout};
   float max = MinusInfinity();
   bool bad = false;
   for (int64_t rank = 0; rank < results.num_ranks; ++rank) {
-    const Candidate& best = messages.Best(rank, row_index);
+    const Candidate& best = BestOf(results, rank, row_index);
     max = fmaxf(max, best.logit);
     bad |= best.id == kBadRow;
   }
@@ -217,12 +191,12 @@ __global__ void __launch_bounds__(kThreads) PickCandidatesKernel(SamplingResults
   const int64_t num_candidates = bad ? 0 : results.num_ranks * row.top_k;
   for (int64_t i = threadIdx.x; i < num_candidates; i += kThreads) {
     const int64_t rank = i / row.top_k;
-    const Candidate candidate = messages.Candidates(rank, row)[i % row.top_k];
+    const Candidate candidate = CandidatesOf(results, rank, row)[i % row.top_k];
     if (candidate.id < 0) continue;
     const uint64_t key = RankOf(candidate.logit, candidate.id);
     auto place = static_cast<int>(i % row.top_k);
     for (int64_t other = 0; other < results.num_ranks && place < row.top_k; ++other) {
-      if (other != rank) place += NumBetter(messages.Candidates(other, row), row.top_k, key);
+      if (other != rank) place += NumBetter(CandidatesOf(results, other, row), row.top_k, key);
     }
     if (place >= row.top_k) continue;
     logits[place] = candidate.logit;
@@ -251,6 +225,17 @@ unsigned NumBlocks(int64_t threads) {
 }
 
 }  // namespace
+
+MessageLayout LayoutOf(int64_t num_rows, const MessageTotals& totals) {
+  const auto bytes = [](int64_t count, size_t size) { return count * static_cast<int64_t>(size); };
+  MessageLayout layout;
+  layout.sums = bytes(1, sizeof(MessageHeader)) + bytes(num_rows, sizeof(Candidate));
+  layout.tops = layout.sums + bytes(totals.sums, sizeof(LogitSum));
+  layout.candidates = layout.tops + bytes(totals.tops, sizeof(LogitAndId));
+  layout.bytes = layout.candidates + bytes(totals.candidates, sizeof(Candidate));
+  layout.bytes = (layout.bytes + 15) / 16 * 16;
+  return layout;
+}
 
 int64_t NumParts(int64_t num_rows, int64_t local_vocab, int num_multiprocessors) {
   // At least one round of a block's loop; up to eight blocks run on a multiprocessor at once.

@@ -66,12 +66,19 @@ struct MessageHeader {
   uint64_t digest = 0;
   uint64_t unused = 0;
 };
+struct MessageTotals {
+  int64_t sums = 0;
+  int64_t tops = 0;
+  int64_t candidates = 0;
+};
 struct MessageLayout {
   int64_t sums = 0;        // LogitSum a row with log probabilities
   int64_t tops = 0;        // LogitAndId, num_logprobs a row, best first; id -1 behind the last
   int64_t candidates = 0;  // Candidate, top_k a row of kCandidates, best logit first
   int64_t bytes = 0;
 };
+
+MessageLayout LayoutOf(int64_t num_rows, const MessageTotals& totals);
 
 // The best of a part of a row.
 struct RowPart {

@@ -200,6 +200,32 @@ __device__ __forceinline__ bool ArrivesLast(uint32_t* arrivals, int64_t num_bloc
   return last;
 }
 
+// --- Messages ---
+
+__device__ __forceinline__ const std::byte* MessageOf(const SamplingResults& results,
+                                                      int64_t rank) {
+  return results.messages + rank * results.layout.bytes;
+}
+__device__ __forceinline__ const MessageHeader& HeaderOf(const SamplingResults& results,
+                                                         int64_t rank) {
+  return *reinterpret_cast<const MessageHeader*>(MessageOf(results, rank));
+}
+__device__ __forceinline__ const Candidate& BestOf(const SamplingResults& results, int64_t rank,
+                                                   int64_t row) {
+  return reinterpret_cast<const Candidate*>(MessageOf(results, rank) + sizeof(MessageHeader))[row];
+}
+__device__ __forceinline__ const Candidate* CandidatesOf(const SamplingResults& results,
+                                                         int64_t rank, const DeviceRow& row) {
+  return reinterpret_cast<const Candidate*>(MessageOf(results, rank) + results.layout.candidates) +
+         row.first_candidate;
+}
+__device__ __forceinline__ void WriteToken(const SamplingResults& results, int64_t row_index,
+                                           int32_t id, float raw) {
+  results.tokens[row_index] = id;
+  results.raws[row_index] = raw;
+  results.last_tokens[results.rows[row_index].slot] = max(id, 0);
+}
+
 // --- Parts ---
 
 __device__ __forceinline__ void Offer(RowPart& best, double score, int32_t id) {

@@ -5,8 +5,8 @@
 // on; Land waits for the stream to come so far. On the CPU, Launch does all the work.
 //
 // Some steps on a device need the host before they are done, and Launch waits for them: those of
-// scored prompts and prompt logprobs, whose logits the host reads, and those with a row that
-// CudaSampler does not support, which are sampled by the host's Sampler. Rows with penalties need
+// scored prompts and prompt logprobs, whose logits the host reads, and those with more than
+// CudaSampler has memory for, which the host's Sampler samples. Rows with penalties need
 // the tokens of the steps before them: Launch issues their forward pass, waits for the steps
 // before, and issues the sampling while the forward pass runs.
 #pragma once

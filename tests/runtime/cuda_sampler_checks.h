@@ -270,11 +270,9 @@ class StepMaker {
     row.position = static_cast<int32_t>(Int(1, 2000));
     row.seed = random_();
     row.temperature = Pick({0.0, 0.0, 1e-7, 1e-5, 0.02, 0.7, 1.0, 2.0, 100.0});
-    row.top_k = Pick<int64_t>({0, 0, 1, 5, 20, 159, 160, vocab_size_});
-    if (row.top_k > 0 && row.top_k <= 160 && row.top_k < vocab_size_) {
-      row.top_p = Pick({1.0, 0.999, 0.8, 0.3, 1e-9});
-      row.min_p = Pick({0.0, 0.0, 1e-4, 0.1, 1.0});
-    }
+    row.top_k = Pick<int64_t>({0, 0, 0, 1, 5, 20, 160, 161, 900, vocab_size_, vocab_size_ - 1});
+    row.top_p = Pick({1.0, 1.0, 0.999, 0.8, 0.3, 1e-9});
+    row.min_p = Pick({0.0, 0.0, 1e-4, 0.1, 1.0});
     row.num_logprobs = Pick({-1, -1, 0, 1, 5, 128});
     return row;
   }
