@@ -89,23 +89,20 @@ absl::Status CudaInputs::Upload(const ForwardBatch& batch, int64_t num_requests,
               : attention.table_rows.empty() ? static_cast<int32_t>(b)
                                              : attention.table_rows[b];
   }
-  LOCKSTEP_RETURN_IF_ERROR(Send(token_ids_, num_tokens * 4, stream));
-  LOCKSTEP_RETURN_IF_ERROR(Send(positions_, num_tokens * 4, stream));
-  LOCKSTEP_RETURN_IF_ERROR(Send(slot_mapping_, num_tokens * 8, stream));
-  // These lie one behind the other: one copy.
-  const int64_t requests_bytes =
-      logits_rows_.offset + num_logits_rows * 4 - query_start_loc_.offset;
-  LOCKSTEP_RETURN_IF_ERROR(CopyAsync(arrays_.as<char>() + query_start_loc_.offset,
-                                     host<char>(query_start_loc_), requests_bytes, stream));
+  const auto words = [this](const Place& place, int64_t num_words) -> StepArray {
+    LOCKSTEP_CHECK(num_words * 4 <= place.bytes);
+    return {host<int32_t>(place), device<int32_t>(place), num_words};
+  };
+  const StepArray arrays[kNumStepArrays] = {
+      words(token_ids_, num_tokens),        words(positions_, num_tokens),
+      words(slot_mapping_, 2 * num_tokens), words(query_start_loc_, num_requests + 1),
+      words(seq_lens_, num_requests),       words(table_rows_, num_requests),
+      words(logits_rows_, num_logits_rows)};
+  LOCKSTEP_RETURN_IF_ERROR(PutStepArrays(arrays, last_tokens(), stream));
   if (limits_.rotary_dim > 0) {
     const int64_t angle_bytes = batch.num_tokens() * limits_.rotary_dim / 2 * 4;
     LOCKSTEP_RETURN_IF_ERROR(Send(cos_, angle_bytes, stream));
     LOCKSTEP_RETURN_IF_ERROR(Send(sin_, angle_bytes, stream));
-  }
-  if (std::any_of(batch.token_ids.begin(), batch.token_ids.end(),
-                  [](int32_t id) { return id < 0; })) {
-    LOCKSTEP_RETURN_IF_ERROR(
-        PutLastTokens(last_tokens(), device<int32_t>(token_ids_), batch.num_tokens(), stream));
   }
   LOCKSTEP_RETURN_IF_ERROR(UploadTables(batch, stream));
   return staging_[current_].copied.Record(stream);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "model/cuda_tables.h"
 #include "runtime/core/cuda_errors.h"
 
@@ -23,11 +25,16 @@ __global__ void ApplyRuns(const BlockTableRun* runs, const int32_t* blocks, int3
   for (int i = threadIdx.x; i < run.count; i += kThreads) table[i] = blocks[first_block + i];
 }
 
-__global__ void PutTokens(const int32_t* last_tokens, int32_t* token_ids, int64_t count) {
+struct StepArrays {
+  StepArray at[kNumStepArrays];
+};
+// blockIdx.y: the array.
+__global__ void PutArrays(StepArrays arrays, const int32_t* last_tokens) {
+  const StepArray array = arrays.at[blockIdx.y];
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const int32_t id = token_ids[i];
-  if (id < 0) token_ids[i] = last_tokens[-1 - id];
+  if (i >= array.num_words) return;
+  const int32_t word = array.from[i];
+  array.to[i] = blockIdx.y == 0 && word < 0 ? last_tokens[-1 - word] : word;
 }
 
 }  // namespace
@@ -41,12 +48,18 @@ absl::Status ApplyTableRuns(const BlockTableRun* runs, int64_t num_runs, const i
   return absl::OkStatus();
 }
 
-absl::Status PutLastTokens(const int32_t* last_tokens, int32_t* token_ids, int64_t count,
+absl::Status PutStepArrays(const StepArray (&arrays)[kNumStepArrays], const int32_t* last_tokens,
                            CudaStream stream) {
-  if (count == 0) return absl::OkStatus();
-  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  PutTokens<<<blocks, kThreads, 0, stream>>>(last_tokens, token_ids, count);
-  LOCKSTEP_CUDA_LAUNCHED("PutTokens");
+  StepArrays all;
+  int64_t most = 0;
+  for (int i = 0; i < kNumStepArrays; ++i) {
+    all.at[i] = arrays[i];
+    most = std::max(most, arrays[i].num_words);
+  }
+  if (most == 0) return absl::OkStatus();
+  const dim3 grid(static_cast<unsigned>((most + kThreads - 1) / kThreads), kNumStepArrays);
+  PutArrays<<<grid, kThreads, 0, stream>>>(all, last_tokens);
+  LOCKSTEP_CUDA_LAUNCHED("PutArrays");
   return absl::OkStatus();
 }
 

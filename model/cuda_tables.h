@@ -14,8 +14,17 @@ namespace lockstep {
 absl::Status ApplyTableRuns(const BlockTableRun* runs, int64_t num_runs, const int32_t* blocks,
                             int32_t* tables, int64_t max_blocks, CudaStream stream);
 
-// token_ids [count] below 0, -1 - s, become last_tokens[s]. Device memory.
-absl::Status PutLastTokens(const int32_t* last_tokens, int32_t* token_ids, int64_t count,
+// An array of a step: words of `from`, page-locked host memory that the device reads by itself, to
+// device memory.
+struct StepArray {
+  const int32_t* from = nullptr;
+  int32_t* to = nullptr;
+  int64_t num_words = 0;
+};
+// One launch instead of a copy an array, each of which costs more than its few bytes. In the first
+// array, a word -1 - s below 0 becomes last_tokens[s].
+constexpr int kNumStepArrays = 7;
+absl::Status PutStepArrays(const StepArray (&arrays)[kNumStepArrays], const int32_t* last_tokens,
                            CudaStream stream);
 
 }  // namespace lockstep
