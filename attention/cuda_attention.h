@@ -67,7 +67,7 @@ class CudaAttentionWorkspace {
     std::vector<int64_t> sliding_windows = {0};  // those of the layers, each once; 0: none
     // A request's visible keys are cut into parts of min_split_keys while these are few, then into
     // larger ones, at most max_splits of them: see kPartsOfLeastSize. Both change rounding.
-    int64_t min_split_keys = 64;
+    int64_t min_split_keys = 512;
     int64_t max_splits = 32;
     // Launch the kernels with programmatic stream serialization: they may start while the kernel
     // before them runs, and wait for its end before they read or write anything. (They let the next

@@ -54,6 +54,7 @@ struct RowStepArgs {
   uint32_t* rank_arrivals[kMaxPeers];
   uint32_t* progress;     // [grid, 2] what a block waited for last
   const uint32_t* abort;  // null: one rank
+  int64_t* trace;         // see RowStepInputs
 };
 
 // Meetings of all blocks; of one GPU or of all. A block arrives at one when what it wrote is to be
@@ -101,19 +102,16 @@ class Meetings {
   }
 
  private:
-  // The last load orders what follows behind what was written before the arrivals. Not each of
-  // them: it also empties the L1 cache.
   __device__ __forceinline__ void WaitFor(const uint32_t* arrivals, uint32_t wanted) const {
-    uint32_t now;
     for (uint32_t tries = 1;; ++tries) {
-      asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      if (static_cast<int32_t>(now - wanted) >= 0) break;
-      if (tries % 1024 == 0 && Aborted()) break;
-    }
-    if (all_ranks_) {
-      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-    } else {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+      uint32_t now;
+      if (all_ranks_) {
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+      } else {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+      }
+      if (static_cast<int32_t>(now - wanted) >= 0) return;
+      if (tries % 1024 == 0 && Aborted()) return;
     }
   }
   // Wrong results, but an end.
@@ -133,6 +131,12 @@ class Meetings {
 // What the consumers of a block go through a step with.
 template <typename T>
 struct Consumers {
+  // The time at which block 0 came to a point of a layer.
+  __device__ __forceinline__ void Mark(int l, int point) const {
+    if (args.trace == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+    args.trace[l * kRowTracePoints + point] = clock64();
+  }
+
   const RowStepArgs& args;
   RowRing ring;
   Meetings meetings;
@@ -251,6 +255,7 @@ __device__ __forceinline__ void RunQkv(Consumers<T>& c, const RowStepLayer& laye
   const RowProduct& p = c.args.products[kQkv];
   RowX<T, kChunks> x;
   LoadNormed(c, p, layer.input_norm, 2 * l, x);
+  c.Mark(l, 0);
   T* const to = static_cast<T*>(c.args.qkv);
   const void* const bias = layer.qkv_bias;
   ConsumeRows(
@@ -272,6 +277,7 @@ template <typename T, int kChunks>
 __device__ __forceinline__ void RunO(Consumers<T>& c, const RowStepLayer& layer, int l) {
   RowX<T, kChunks> x;
   LoadAttended(c, c.args.products[kO], layer.sliding_window, x);
+  c.Mark(l, 4);
   RunRowParallel(c, c.args.products[kO], x, layer.o_bias, 2 * l + 1);
 }
 
@@ -280,6 +286,7 @@ __device__ __forceinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& l
   const RowProduct& p = c.args.products[kGateUp];
   RowX<T, kChunks> x;
   LoadNormed(c, p, layer.post_attention_norm, 2 * l + 1, x);
+  c.Mark(l, 6);
   T* const to = static_cast<T*>(c.args.activated);
   const void* const bias = layer.gate_up_bias;
   ConsumeRows(
@@ -296,6 +303,7 @@ template <typename T, int kChunks>
 __device__ __forceinline__ void RunDown(Consumers<T>& c, const RowStepLayer& layer, int l) {
   RowX<T, kChunks> x;
   LoadActivated(c, c.args.products[kDown], x);
+  c.Mark(l, 8);
   RunRowParallel(c, c.args.products[kDown], x, layer.down_bias, 2 * l + 2);
 }
 
@@ -311,7 +319,7 @@ __device__ __forceinline__ void RunHead(Consumers<T>& c) {
 }
 
 template <typename T>
-__device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer) {
+__device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer, int l) {
   const RowAttentionParams& p = c.args.attention;
   const RowAttentionLayer cache{layer.q_norm, layer.k_norm, layer.keys, layer.values,
                                 layer.sliding_window};
@@ -324,6 +332,7 @@ __device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& laye
     tile.Load(p, c.position, cache, item, item.begin, c.attention);
   }
   c.meetings.Wait();
+  c.Mark(l, 2);
   for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
     const RowItem item(splits, i);
     if (i != static_cast<int>(blockIdx.x))
@@ -369,14 +378,19 @@ __device__ __forceinline__ void Consume(Consumers<T>& c) {
   for (int l = 0; l < args.num_layers; ++l) {
     const RowStepLayer& layer = c.layers[l];
     RunQkv<T, kChunks>(c, layer, l);
+    c.Mark(l, 1);
     c.meetings.Arrive(false);
-    Attend(c, layer);
+    Attend(c, layer, l);
+    c.Mark(l, 3);
     c.meetings.Arrive(false);
     RunO<T, kChunks>(c, layer, l);
+    c.Mark(l, 5);
     c.meetings.Arrive(true);
     RunGateUp<T, kChunks>(c, layer, l);
+    c.Mark(l, 7);
     c.meetings.Arrive(false);
     WithLongRow(args.products[kDown].chunks, [&]<int kLong>() { RunDown<T, kLong>(c, layer, l); });
+    c.Mark(l, 9);
     c.meetings.Arrive(true);
   }
   RunHead<T, kChunks>(c);
@@ -704,6 +718,7 @@ absl::Status RowStep::Launch(const RowStepInputs& inputs, CudaStream stream) con
   args.attention.block_tables = inputs.block_tables;
   args.attention.table_row = inputs.table_row;
   args.attention.slot = inputs.slot;
+  args.trace = inputs.trace;
   // All blocks at once on the GPU, or none.
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeCooperative;

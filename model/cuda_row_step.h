@@ -66,6 +66,8 @@ struct RowStepModel {
   int num_in_flight = 5;
 };
 
+inline constexpr int kRowTracePoints = 10;
+
 // Device memory that each launch reads anew.
 struct RowStepInputs {
   const void* hidden = nullptr;  // [E] the embedded token, whole on every rank
@@ -75,6 +77,10 @@ struct RowStepInputs {
   const int32_t* table_row = nullptr;
   const int64_t* slot = nullptr;  // of the new key and value; kNoSlot: nowhere
   float* logits = nullptr;        // [V_local]
+  // [L, kRowTracePoints] for benchmarks, or null: clock cycles of a multiprocessor at which its
+  // block had x of qkv, ended qkv, knew that all had, ended attention, had x of o, ended o, had x
+  // of gate_up, ended it, had x of down, ended it.
+  int64_t* trace = nullptr;
 };
 
 class RowStep {
