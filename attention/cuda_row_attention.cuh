@@ -1,7 +1,7 @@
 // Attention of a single new token, as a part of a kernel that makes a whole decode step (model/
-// cuda_row_step.h): what one block does. 512 threads, some of the request's keys for one KV head.
+// cuda_row_step.h): what one block does. 480 threads, some of the request's keys for one KV head.
 //
-// The visible keys are cut into at most kMaxRowSplits parts of whole tiles of 64, by their number
+// The visible keys are cut into at most kMaxRowSplits parts of whole tiles of 60, by their number
 // and the size of the grid alone. A part's result is not divided by its sum of weights; whoever
 // reads the result merges the parts (MergedRowVector).
 #pragma once
@@ -15,9 +15,10 @@
 
 namespace lockstep {
 
-inline constexpr int kRowThreads = 512;
+inline constexpr int kRowThreads = 480;
 inline constexpr int kRowWarps = kRowThreads / 32;
-inline constexpr int kRowTileKeys = 64;
+inline constexpr int kRowTileKeys = kRowThreads / 8;
+inline constexpr int kRowWeights = 64;  // of a head; those beyond the tile are zero
 inline constexpr int kMaxRowSplits = 16;
 inline constexpr int kMaxRowGroup = 16;     // query heads of a KV head
 inline constexpr int kMaxRowHeadDim = 256;  // multiples of 8
@@ -92,22 +93,22 @@ struct RowSplits {
 template <typename T>
 struct RowAttentionMemory {
   float* query;    // [G, D]
-  float* weights;  // [G, 64] logits, then weights
+  float* weights;  // [G, kRowWeights] logits, then weights
   float* shrink;   // [G] what earlier tiles' results are multiplied by
-  T* values;       // [64, D]
+  T* values;       // [60, D]
   T* new_key;      // [D]
   T* new_value;
 
   __device__ RowAttentionMemory(char* at, int group, int head_dim) {
     query = reinterpret_cast<float*>(at);
     weights = query + group * head_dim;
-    shrink = weights + group * kRowTileKeys;
+    shrink = weights + group * kRowWeights;
     values = reinterpret_cast<T*>(shrink + kMaxRowGroup);
     new_key = values + kRowTileKeys * head_dim;
     new_value = new_key + head_dim;
   }
   static constexpr int64_t Bytes(int64_t group, int64_t head_dim) {
-    return (group * (head_dim + kRowTileKeys) + kMaxRowGroup) * 4 +
+    return (group * (head_dim + kRowWeights) + kMaxRowGroup) * 4 +
            (kRowTileKeys + 2) * head_dim * static_cast<int64_t>(sizeof(T));
   }
 };
@@ -160,11 +161,24 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const R
   const auto normed = [&](int dim) {
     return norm == nullptr ? load(dim) : load(dim) * (scale * norm[dim]);
   };
-  for (int dim = lane; dim < p.half; dim += 32) {
-    const float a = normed(dim), b = normed(dim + p.half);
-    const float cos = p.cos[now.angles + dim], sin = p.sin[now.angles + dim];
-    store(dim, RowNarrow<T>(a * cos - b * sin));
-    store(dim + p.half, RowNarrow<T>(b * cos + a * sin));
+  // All of a lane's loads are on their way together.
+  constexpr int kPairs = kMaxRowHeadDim / 64;
+  float a[kPairs], b[kPairs], cos[kPairs], sin[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int dim = lane + 32 * i;
+    if (dim >= p.half) continue;
+    a[i] = normed(dim);
+    b[i] = normed(dim + p.half);
+    cos[i] = p.cos[now.angles + dim];
+    sin[i] = p.sin[now.angles + dim];
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int dim = lane + 32 * i;
+    if (dim >= p.half) continue;
+    store(dim, RowNarrow<T>(a[i] * cos[i] - b[i] * sin[i]));
+    store(dim + p.half, RowNarrow<T>(b[i] * cos[i] + a[i] * sin[i]));
   }
   for (int dim = 2 * p.half + lane; dim < p.head_dim; dim += 32) {
     store(dim, RowNarrow<T>(normed(dim)));
@@ -218,9 +232,9 @@ __device__ __forceinline__ void RowCopyAsync(void* to_shared, const void* from, 
                : "memory");
 }
 
-// A tile of 64 keys and values on its way from the cache: keys to registers, values to shared
+// A tile of keys and values on its way from the cache: keys to registers, values to shared
 // memory, 16 bytes ("chunks") of D at a time. A group of 8 lanes has a key, each of them every
-// eighth chunk; thread i copies chunks i, i + 512, .. of the values. What is not visible, or new in
+// eighth chunk; thread i copies chunks i, i + 480, .. of the values. What is not visible, or new in
 // this step, is zero.
 template <typename T>
 struct RowTile {
@@ -317,7 +331,7 @@ __device__ __forceinline__ void RowLogits(const RowAttentionParams& p, int group
     if (p.scale.cap_output != 0) {
       logit = p.scale.cap_output * (1.0f - 2.0f / (1.0f + exp2f(sum * p.scale.cap_input)));
     }
-    if (part == 0) memory.weights[g * kRowTileKeys + key] = key < num_keys ? logit : -INFINITY;
+    if (part == 0) memory.weights[g * kRowWeights + key] = key < num_keys ? logit : -INFINITY;
   }
 }
 
@@ -355,9 +369,8 @@ __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const
     RowLogits(p, group, item.end - begin, tile, memory);
     RowThreadsMeet();
     if (warp < group) {
-      float2* const weights =
-          reinterpret_cast<float2*>(memory.weights + warp * kRowTileKeys) + lane;
-      float2 x = *weights;
+      float2* const weights = reinterpret_cast<float2*>(memory.weights + warp * kRowWeights) + lane;
+      float2 x = lane < kRowTileKeys / 2 ? *weights : float2{-INFINITY, -INFINITY};
       float top = fmaxf(largest, fmaxf(x.x, x.y));
 #pragma unroll
       for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -385,7 +398,7 @@ __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const
 #pragma unroll 4
         for (int key = 0; key < kRowTileKeys; key += 4) {
           const float4 weights =
-              *reinterpret_cast<const float4*>(memory.weights + g * kRowTileKeys + key);
+              *reinterpret_cast<const float4*>(memory.weights + g * kRowWeights + key);
           const T* v = memory.values + key * p.head_dim + 2 * pair;
           AddRowValue(weights.x, v, acc[i]);
           AddRowValue(weights.y, v + p.head_dim, acc[i]);
@@ -417,22 +430,26 @@ __device__ __forceinline__ void MergedRowVector(const RowAttentionParams& p, int
   const float* stats = p.stats + head * kMaxRowSplits * 2;
   const float* partials =
       p.partials + int64_t{head} * kMaxRowSplits * p.head_dim + (col - head * p.head_dim);
-  float largest = -INFINITY;
-#pragma unroll 4
-  for (int s = 0; s < num_splits; ++s) {
-    largest = fmaxf(largest, __ldcg(reinterpret_cast<const float2*>(stats) + s).x);
+  float2 stat[kMaxRowSplits];
+#pragma unroll
+  for (int s = 0; s < kMaxRowSplits; ++s) {
+    stat[s] = s < num_splits ? __ldcg(reinterpret_cast<const float2*>(stats) + s)
+                             : make_float2(-INFINITY, 0.0f);
   }
+  float largest = -INFINITY;
+#pragma unroll
+  for (int s = 0; s < kMaxRowSplits; ++s) largest = fmaxf(largest, stat[s].x);
   const float offset = largest == -INFINITY ? 0.0f : largest;
   float total = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = 0;
-#pragma unroll 4
-  for (int s = 0; s < num_splits; ++s) {
-    const float2 stat = __ldcg(reinterpret_cast<const float2*>(stats) + s);
+#pragma unroll
+  for (int s = 0; s < kMaxRowSplits; ++s) {
+    if (s >= num_splits) break;
     const float4* part = reinterpret_cast<const float4*>(partials + s * p.head_dim);
     const float4 low = __ldcg(part), high = __ldcg(part + 1);
-    const float weight = exp2f(stat.x - offset);
-    total = fmaf(stat.y, weight, total);
+    const float weight = exp2f(stat[s].x - offset);
+    total = fmaf(stat[s].y, weight, total);
     out[0] = fmaf(low.x, weight, out[0]);
     out[1] = fmaf(low.y, weight, out[1]);
     out[2] = fmaf(low.z, weight, out[2]);

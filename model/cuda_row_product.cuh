@@ -17,17 +17,21 @@
 namespace lockstep {
 
 inline constexpr int kRowChunkCols = 256;
-inline constexpr int kRowSlotBytes = 2 * kRowWarps * kRowChunkCols * 2;
-inline constexpr int kMaxRowSlots = 12;
+// Chunks that a warp takes at once: a stage is so many a warp, of several rows or of one. With
+// less, the latency of a stage's steps (wait, load, multiply, add over the warp) is longer than its
+// copy.
+inline constexpr int kRowStageChunks = 4;
+inline constexpr int kRowSlotBytes = kRowStageChunks * kRowWarps * kRowChunkCols * 2;
+inline constexpr int kMaxRowSlots = 8;
 // Rows of W whose parts are collected before they are added up.
 inline constexpr int kRowGroup = 64;
-inline constexpr int kRowPartStride = kRowWarps + 1;  // rows behind each other: other banks
+inline constexpr int kRowPartStride = kRowWarps + 2;  // odd: rows behind each other, other banks
 
 // How warps and stages share a product [outputs * rows_per_output, K].
 //
-// One chunk a warp: a stage is `stage_rows` whole rows, or the gate rows of some outputs, then
-// their up rows. Several chunks: a row is several stages of two chunks a warp; an output's gate row
-// comes before its up row.
+// One or two chunks a warp: a stage is `stage_rows` whole rows, or the gate rows of some outputs,
+// then their up rows. More chunks: a row is one stage or several; an output's gate row comes before
+// its up row.
 struct RowProduct {
   int k;
   int outputs;
@@ -43,7 +47,8 @@ struct RowProduct {
   __device__ int end_output() const {
     return static_cast<int>(int64_t{outputs} * (blockIdx.x + 1) / gridDim.x);
   }
-  __device__ int stage_outputs() const { return chunks == 1 ? stage_rows / rows_per_output : 1; }
+  __device__ bool whole_rows() const { return chunks <= 2; }
+  __device__ int stage_outputs() const { return stage_rows / rows_per_output; }
 };
 
 // Both sides go through the slots in the same order.
@@ -100,7 +105,7 @@ __device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, c
   const int end = p.end_output(), step = p.stage_outputs();
   for (int output = p.first_output(); output < end; output += step) {
     const char* from = weight + output * row_bytes;
-    if (p.chunks == 1) {
+    if (p.whole_rows()) {
       const int bytes = min(step, end - output) * static_cast<int>(row_bytes);
       char* const slot = producer.Claim(bytes * p.rows_per_output);
       CopyBytes(slot, from, bytes, producer.full());
@@ -108,7 +113,7 @@ __device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, c
       producer.Advance();
       continue;
     }
-    const int stage_bytes = 2 * p.column_warps * kRowChunkCols * 2;
+    const int stage_bytes = kRowStageChunks * p.column_warps * kRowChunkCols * 2;
     for (int row = 0; row < p.rows_per_output; ++row) {
       for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
         const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
@@ -138,34 +143,37 @@ struct RowConsumer {
   }
 };
 
-// This lane's columns of x; zeros beyond K.
+// This lane's columns of x, in 16 bits; zeros beyond K.
 template <typename T, int kChunks>
 struct RowX {
   Vector<T, 8> at[kChunks];
-
-  // Where registers are scarce, x stays in 16 bits: the compiler may not widen it once for all
-  // rows.
-  __device__ __forceinline__ void StayNarrow() {
-    if constexpr (kChunks > 4) {
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        auto* words = reinterpret_cast<uint32_t*>(at[i].at);
-        asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
-      }
-    }
-  }
 };
 
-// sum + 8 products.
+// Two elements, the first in the lower half.
 template <typename T>
-__device__ __forceinline__ float MultiplyChunk(const char* w, bool valid, const Vector<T, 8>& x,
-                                               float sum) {
-  uint4 bits = {};
-  if (valid) bits = *reinterpret_cast<const uint4*>(w);
-  const auto& weights = *reinterpret_cast<const Vector<T, 8>*>(&bits);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) sum = fmaf(Widen(weights.at[j]), Widen(x.at[j]), sum);
-  return sum;
+__device__ __forceinline__ float2 WidenPair(uint32_t bits);
+template <>
+__device__ __forceinline__ float2 WidenPair<__nv_bfloat16>(uint32_t bits) {
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 WidenPair<__half>(uint32_t bits) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+// sum + two products.
+template <typename T>
+__device__ __forceinline__ float MultiplyPair(uint32_t w, uint32_t x, float sum) {
+  const float2 a = WidenPair<T>(w), b = WidenPair<T>(x);
+  return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
+}
+template <typename T>
+__device__ __forceinline__ float MultiplyChunk(const uint4& w, const Vector<T, 8>& x, float sum) {
+  const uint4& bits = *reinterpret_cast<const uint4*>(x.at);
+  sum = MultiplyPair<T>(w.x, bits.x, sum);
+  sum = MultiplyPair<T>(w.y, bits.y, sum);
+  sum = MultiplyPair<T>(w.z, bits.z, sum);
+  return MultiplyPair<T>(w.w, bits.w, sum);
 }
 
 __device__ __forceinline__ float RowWarpSum(float sum) {
@@ -173,14 +181,28 @@ __device__ __forceinline__ float RowWarpSum(float sum) {
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
   return sum;
 }
-// Of two values: lanes 0 to 15 get the sum of the first, the others that of the second.
-__device__ __forceinline__ float RowWarpSums(float first, float second) {
-  const bool upper = threadIdx.x % 32 >= 16;
-  float sum = upper ? second : first;
-  sum += __shfl_xor_sync(~0u, upper ? first : second, 16);
+// One of two values goes on, the other is added to the lanes' partners: half the lanes, half the
+// shuffles.
+__device__ __forceinline__ float RowFold(float first, float second, int lanes) {
+  const bool upper = (threadIdx.x & lanes) != 0;
+  return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, lanes);
+}
+// Sums over the warp. Lane l has that of value RowOfLane(l).
+__device__ __forceinline__ float RowWarpSums(const float (&values)[2]) {
+  float sum = RowFold(values[0], values[1], 16);
 #pragma unroll
   for (int lanes = 8; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
   return sum;
+}
+__device__ __forceinline__ float RowWarpSums(const float (&values)[4]) {
+  float sum = RowFold(RowFold(values[0], values[1], 16), RowFold(values[2], values[3], 16), 8);
+#pragma unroll
+  for (int lanes = 4; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  return sum;
+}
+template <int kRows>
+__device__ __forceinline__ int RowOfLane(int lane) {
+  return kRows == 4 ? lane / 8 % 2 * 2 + lane / 16 : lane / 16;
 }
 
 // Sum of the column warps' parts. All are read at once: those that are not there hold anything.
@@ -194,23 +216,37 @@ __device__ __forceinline__ float SumRowParts(const RowProduct& p, const float* p
   return sum;
 }
 
-// A stage of whole rows, two a warp: their parts of sums, from row `first` of the group's buffer
-// on.
-template <typename T>
+// A stage of whole rows, some for each warp: their parts of sums, from row `first` of the group's
+// buffer on.
+template <typename T, int kChunks>
 __device__ __forceinline__ void ConsumeStage(RowRing& ring, const RowProduct& p,
-                                             const RowConsumer& me, const RowX<T, 1>& x, int first,
-                                             float* parts) {
+                                             const RowConsumer& me, const RowX<T, kChunks>& x,
+                                             int first, float* parts) {
+  constexpr int kRows = kRowStageChunks / kChunks;
   Wait(ring.full + ring.slot, ring.phase);
   if (me.active) {
-    const int col = me.Column(p, 0);
-    const bool valid = col < p.k;
-    const char* row = ring.Slot() + (me.row_warp * 2 * p.k + col) * 2;
-    const float a = MultiplyChunk(row, valid, x.at[0], 0.0f);
-    const float b = MultiplyChunk(row + p.k * 2, valid, x.at[0], 0.0f);
-    const float sum = RowWarpSums(a, b);
+    const char* const rows = ring.Slot() + me.row_warp * kRows * p.k * 2;
+    uint4 w[kRows][kChunks] = {};
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int col = me.Column(p, i);
+      if (col >= p.k) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        w[r][i] = *reinterpret_cast<const uint4*>(rows + (r * p.k + col) * 2);
+      }
+    }
+    float sums[kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = MultiplyChunk(w[r][i], x.at[i], sums[r]);
+    }
+    const float sum = RowWarpSums(sums);
     // Rows that a last stage does not have are those of an earlier one, and their sums go nowhere.
-    if (me.lane % 16 == 0) {
-      parts[(first + me.row_warp * 2 + me.lane / 16) * kRowPartStride + me.column_warp] = sum;
+    if (me.lane % (32 / kRows) == 0) {
+      const int row = first + me.row_warp * kRows + RowOfLane<kRows>(me.lane);
+      parts[row * kRowPartStride + me.column_warp] = sum;
     }
   }
   __syncwarp();
@@ -218,25 +254,34 @@ __device__ __forceinline__ void ConsumeStage(RowRing& ring, const RowProduct& p,
   ring.Advance();
 }
 
-// A row in several stages.
+// A row in one stage or several.
 template <typename T, int kChunks>
 __device__ __forceinline__ void ConsumeRow(RowRing& ring, const RowProduct& p,
                                            const RowConsumer& me, const RowX<T, kChunks>& x,
                                            int row, float* parts) {
-  float sum = 0;
+  float sums[2] = {};
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    if (i % 2 == 0) Wait(ring.full + ring.slot, ring.phase);
-    const int piece = i % 2 * p.column_warps + me.column_warp;
-    const char* w = ring.Slot() + (piece * kRowChunkCols + me.lane * 8) * 2;
-    sum = MultiplyChunk(w, me.active && me.Column(p, i) < p.k, x.at[i], sum);
-    if (i % 2 == 1 || i + 1 == kChunks) {
-      __syncwarp();
-      if (me.lane == 0) Arrive(ring.empty + ring.slot);
-      ring.Advance();
+  for (int begin = 0; begin < kChunks; begin += kRowStageChunks) {
+    constexpr int kStage = kRowStageChunks;
+    Wait(ring.full + ring.slot, ring.phase);
+    uint4 w[kStage] = {};
+#pragma unroll
+    for (int i = 0; i < kStage && begin + i < kChunks; ++i) {
+      const int piece = i * p.column_warps + me.column_warp;
+      if (me.active && me.Column(p, begin + i) < p.k) {
+        w[i] = *reinterpret_cast<const uint4*>(ring.Slot() +
+                                               (piece * kRowChunkCols + me.lane * 8) * 2);
+      }
     }
+#pragma unroll
+    for (int i = 0; i < kStage && begin + i < kChunks; ++i) {
+      sums[i % 2] = MultiplyChunk(w[i], x.at[begin + i], sums[i % 2]);
+    }
+    __syncwarp();
+    if (me.lane == 0) Arrive(ring.empty + ring.slot);
+    ring.Advance();
   }
-  sum = RowWarpSum(sum);
+  const float sum = RowWarpSum(sums[0] + sums[1]);
   if (me.active && me.lane == 0) parts[row * kRowPartStride + me.column_warp] = sum;
 }
 
@@ -257,8 +302,7 @@ __device__ __forceinline__ void ConsumeRows(RowRing& ring, const RowProduct& p, 
     float2 added = {};
     if (i < count) added = bias(output + i);
     for (int done = 0; done < count; done += stage_outputs) {
-      x.StayNarrow();
-      if constexpr (kChunks == 1) {
+      if constexpr (kChunks <= 2) {
         ConsumeStage(ring, p, me, x, done * per_output, buffer);
       } else {
         for (int row = 0; row < per_output; ++row) {

@@ -488,10 +488,10 @@ absl::StatusOr<RowProduct> MakeProduct(int64_t k, int64_t outputs, int rows_per_
                      .column_warps = static_cast<int>((all_chunks + chunks - 1) / chunks),
                      .row_warps = 1,
                      .stage_rows = rows_per_output};
-  if (chunks == 1) {
+  if (chunks <= 2) {
     constexpr int kMaxRowWarps = 8;
     product.row_warps = std::min(kRowWarps / product.column_warps, kMaxRowWarps);
-    product.stage_rows = 2 * product.row_warps;
+    product.stage_rows = product.row_warps * (kRowStageChunks / chunks);
   }
   return product;
 }

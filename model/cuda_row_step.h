@@ -61,9 +61,9 @@ struct RowStepModel {
   const float* final_norm = nullptr;
   const void* head = nullptr;        // [V_local, E]
   std::vector<RowStepLayer> layers;  // [L]
-  // Copies of 16 KB that a multiprocessor has on their way at a time; the best that was measured
+  // Copies of 30 KB that a multiprocessor has on their way at a time; the best that was measured
   // (tests/bench/cuda_row_step_bench).
-  int num_in_flight = 5;
+  int num_in_flight = 2;
 };
 
 inline constexpr int kRowTracePoints = 10;

@@ -202,12 +202,12 @@ int Main() {
                                           {kLayers, 32768}}) {
       std::printf("part of %d, %2d layers, context %5d:", static_cast<int>(ranks),
                   static_cast<int>(layers), static_cast<int>(context));
-      for (const int in_flight : {4, 5, 8}) {
+      for (const int in_flight : {1, 2, 3, 4}) {
         const double ms = bench.Milliseconds(ranks, layers, context, in_flight);
         std::printf(" | %d: %.3f ms %3.0f%%", in_flight, ms, 100 * bench.floor_ms() / ms);
       }
       std::printf(" | floor %.3f ms\n", bench.floor_ms());
-      if (layers > 1) bench.Milliseconds(ranks, layers, context, 5, /*traced=*/true);
+      if (layers > 1) bench.Milliseconds(ranks, layers, context, 2, /*traced=*/true);
       std::fflush(stdout);
     }
   }
