@@ -20,8 +20,9 @@ inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kRowTileKeys = kRowThreads / 8;
 inline constexpr int kRowWeights = 64;  // of a head; those beyond the tile are zero
 inline constexpr int kMaxRowSplits = 16;
-inline constexpr int kMaxRowGroup = 16;     // query heads of a KV head
-inline constexpr int kMaxRowHeadDim = 256;  // multiples of 8
+inline constexpr int kMaxRowGroup = kRowWarps;  // query heads of a KV head: a warp each
+inline constexpr int kRowShrinks = 16;          // at least kMaxRowGroup, a multiple of 16 bytes
+inline constexpr int kMaxRowHeadDim = 256;      // multiples of 8
 inline constexpr int kMaxRowKvHeads = 128;
 
 // Of all layers. Device memory.
@@ -103,12 +104,12 @@ struct RowAttentionMemory {
     query = reinterpret_cast<float*>(at);
     weights = query + group * head_dim;
     shrink = weights + group * kRowWeights;
-    values = reinterpret_cast<T*>(shrink + kMaxRowGroup);
+    values = reinterpret_cast<T*>(shrink + kRowShrinks);
     new_key = values + kRowTileKeys * head_dim;
     new_value = new_key + head_dim;
   }
   static constexpr int64_t Bytes(int64_t group, int64_t head_dim) {
-    return (group * (head_dim + kRowWeights) + kMaxRowGroup) * 4 +
+    return (group * (head_dim + kRowWeights) + kRowShrinks) * 4 +
            (kRowTileKeys + 2) * head_dim * static_cast<int64_t>(sizeof(T));
   }
 };

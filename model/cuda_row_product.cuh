@@ -30,8 +30,8 @@ inline constexpr int kRowPartStride = kRowWarps + 2;  // odd: rows behind each o
 // How warps and stages share a product [outputs * rows_per_output, K].
 //
 // One or two chunks a warp: a stage is `stage_rows` whole rows, or the gate rows of some outputs,
-// then their up rows. More chunks: a row is one stage or several; an output's gate row comes before
-// its up row.
+// then their up rows. More chunks: rows go in pairs, of two outputs that follow each other or of a
+// gate and its up, and a stage is two chunks a warp of both.
 struct RowProduct {
   int k;
   int outputs;
@@ -113,14 +113,15 @@ __device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, c
       producer.Advance();
       continue;
     }
-    const int stage_bytes = kRowStageChunks * p.column_warps * kRowChunkCols * 2;
-    for (int row = 0; row < p.rows_per_output; ++row) {
-      for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
-        const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
-        char* const slot = producer.Claim(bytes);
-        CopyBytes(slot, from + row * up + at, bytes, producer.full());
-        producer.Advance();
-      }
+    const int64_t other = p.rows_per_output == 2 ? up : row_bytes;
+    const bool has_other = p.rows_per_output == 2 || output + 1 < end;
+    const int stage_bytes = kRowStageChunks / 2 * p.column_warps * kRowChunkCols * 2;
+    for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
+      const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
+      char* const slot = producer.Claim(has_other ? 2 * bytes : bytes);
+      CopyBytes(slot, from + at, bytes, producer.full());
+      if (has_other) CopyBytes(slot + bytes, from + other + at, bytes, producer.full());
+      producer.Advance();
     }
   }
 }
@@ -254,35 +255,43 @@ __device__ __forceinline__ void ConsumeStage(RowRing& ring, const RowProduct& p,
   ring.Advance();
 }
 
-// A row in one stage or several.
+// A pair of rows in several stages; their parts of sums to row `row` of the group's buffer, and the
+// next. A second row that is not there is what stood in the slots before, and its sum goes nowhere.
 template <typename T, int kChunks>
-__device__ __forceinline__ void ConsumeRow(RowRing& ring, const RowProduct& p,
-                                           const RowConsumer& me, const RowX<T, kChunks>& x,
-                                           int row, float* parts) {
+__device__ __forceinline__ void ConsumePair(RowRing& ring, const RowProduct& p,
+                                            const RowConsumer& me, const RowX<T, kChunks>& x,
+                                            int row, float* parts) {
+  constexpr int kStage = kRowStageChunks / 2;
+  const int stage_cols = kStage * p.column_warps * kRowChunkCols;
   float sums[2] = {};
 #pragma unroll
-  for (int begin = 0; begin < kChunks; begin += kRowStageChunks) {
-    constexpr int kStage = kRowStageChunks;
+  for (int begin = 0; begin < kChunks; begin += kStage) {
     Wait(ring.full + ring.slot, ring.phase);
-    uint4 w[kStage] = {};
+    // The last stage may be shorter.
+    const int cols = min(stage_cols, p.k - begin / kStage * stage_cols);
+    uint4 w[2][kStage] = {};
 #pragma unroll
     for (int i = 0; i < kStage && begin + i < kChunks; ++i) {
-      const int piece = i * p.column_warps + me.column_warp;
-      if (me.active && me.Column(p, begin + i) < p.k) {
-        w[i] = *reinterpret_cast<const uint4*>(ring.Slot() +
-                                               (piece * kRowChunkCols + me.lane * 8) * 2);
+      const int col = (i * p.column_warps + me.column_warp) * kRowChunkCols + me.lane * 8;
+      if (!me.active || col >= cols) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        w[r][i] = *reinterpret_cast<const uint4*>(ring.Slot() + (r * cols + col) * 2);
       }
     }
 #pragma unroll
     for (int i = 0; i < kStage && begin + i < kChunks; ++i) {
-      sums[i % 2] = MultiplyChunk(w[i], x.at[begin + i], sums[i % 2]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sums[r] = MultiplyChunk(w[r][i], x.at[begin + i], sums[r]);
     }
     __syncwarp();
     if (me.lane == 0) Arrive(ring.empty + ring.slot);
     ring.Advance();
   }
-  const float sum = RowWarpSum(sums[0] + sums[1]);
-  if (me.active && me.lane == 0) parts[row * kRowPartStride + me.column_warp] = sum;
+  const float sum = RowWarpSums(sums);
+  if (me.active && me.lane % 16 == 0) {
+    parts[(row + RowOfLane<2>(me.lane)) * kRowPartStride + me.column_warp] = sum;
+  }
 }
 
 // All consumer threads. bias(output) is asked for while the rows are on their way, then comes
@@ -305,9 +314,7 @@ __device__ __forceinline__ void ConsumeRows(RowRing& ring, const RowProduct& p, 
       if constexpr (kChunks <= 2) {
         ConsumeStage(ring, p, me, x, done * per_output, buffer);
       } else {
-        for (int row = 0; row < per_output; ++row) {
-          ConsumeRow(ring, p, me, x, done * per_output + row, buffer);
-        }
+        ConsumePair(ring, p, me, x, done * per_output, buffer);
       }
     }
     RowThreadsMeet();

@@ -68,14 +68,14 @@ class Meetings {
   // All consumer threads.
   __device__ __forceinline__ void Arrive(bool all_ranks) {
     RowThreadsMeet();
-    all_ranks_ = all_ranks;
-    if (all_ranks) {
+    all_ranks_ = all_ranks && args_.num_ranks > 1;
+    if (all_ranks_) {
       ranks_ += gridDim.x * args_.num_ranks;
     } else {
       local_ += gridDim.x;
     }
     if (threadIdx.x != 0) return;
-    if (!all_ranks) {
+    if (!all_ranks_) {
       asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args_.local_arrivals)
                    : "memory");
       return;
@@ -344,7 +344,7 @@ __device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& laye
 // Chunks of a warp that there are kernels for: of products of the residual stream and of
 // attention's result, one number for all of them, and of SwiGLU's.
 constexpr int kShortRowChunks[] = {1, 2, 4};
-constexpr int kLongRowChunks[] = {1, 2, 3, 4, 5, 8};
+constexpr int kLongRowChunks[] = {1, 2, 3, 4, 5};
 
 // fn.template operator()<chunks>().
 template <typename Fn>
@@ -358,10 +358,8 @@ __device__ __forceinline__ void WithLongRow(int chunks, Fn fn) {
       return fn.template operator()<3>();
     case 4:
       return fn.template operator()<4>();
-    case 5:
-      return fn.template operator()<5>();
     default:
-      return fn.template operator()<8>();
+      return fn.template operator()<5>();
   }
 }
 
@@ -487,7 +485,7 @@ absl::StatusOr<RowProduct> MakeProduct(int64_t k, int64_t outputs, int rows_per_
                      .chunks = chunks,
                      .column_warps = static_cast<int>((all_chunks + chunks - 1) / chunks),
                      .row_warps = 1,
-                     .stage_rows = rows_per_output};
+                     .stage_rows = 2};
   if (chunks <= 2) {
     constexpr int kMaxRowWarps = 8;
     product.row_warps = std::min(kRowWarps / product.column_warps, kMaxRowWarps);

@@ -402,7 +402,7 @@ TEST_F(RowStepTest, TakesLongRows) {
          .heads = 3,
          .kv_heads = 1,
          .head_dim = 24,
-         .intermediate = 28672,
+         .intermediate = 19200,
          .vocab = 264},
         {3});
 }
@@ -418,7 +418,7 @@ TEST_F(RowStepTest, TakesOddHeadsWindowsAndCaps) {
          .rotary_dim = 32},
         {1, 200, 1000});
   Check({.hidden = 512,
-         .heads = 16,
+         .heads = 15,
          .kv_heads = 1,
          .head_dim = 256,
          .intermediate = 640,
@@ -459,9 +459,9 @@ TEST_F(RowStepTest, RefusesByName) {
   EXPECT_TRUE(refused([](RowStepModel& m) { m.dtype = DType::kF32; }));
   EXPECT_TRUE(refused([](RowStepModel& m) { m.hidden_size = 260; }));
   EXPECT_TRUE(refused([](RowStepModel& m) { m.hidden_size = 20000; }));
-  EXPECT_TRUE(refused([](RowStepModel& m) { m.intermediate = 40000; }));
+  EXPECT_TRUE(refused([](RowStepModel& m) { m.intermediate = 19208; }));
   EXPECT_TRUE(refused([](RowStepModel& m) { m.head_dim = 512; }));
-  EXPECT_TRUE(refused([](RowStepModel& m) { m.kv_groups = {{0, 17}}; }));
+  EXPECT_TRUE(refused([](RowStepModel& m) { m.kv_groups = {{0, 16}}; }));
 }
 
 }  // namespace
