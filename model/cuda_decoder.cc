@@ -13,7 +13,7 @@
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
 #include "model/cuda_ops.h"
-#include "model/cuda_row_step.h"
+#include "model/cuda_row_step_model.h"
 #include "model/cuda_sum.h"
 #include "model/cuda_weights.h"
 #include "model/rope.h"
@@ -40,42 +40,6 @@ struct CudaScratch {
   DeviceBuffer last;       // [R, E]
   DeviceBuffer logits;     // float32 [R, V_local]
 };
-
-// But for pointers.
-RowStepModel RowStepSizes(const ModelConfig& config, const RankPartition& part,
-                          const CudaDecoderOptions& options) {
-  const AttentionGeometry geometry = LocalGeometry(config, part, 0);
-  return {.dtype = options.dtype,
-          .num_layers = config.num_layers,
-          .hidden_size = config.hidden_size,
-          .head_dim = config.head_dim,
-          .kv_groups = geometry.kv_groups,
-          .intermediate = part.intermediate.size(),
-          .vocab = part.vocab.size(),
-          .norm_eps = static_cast<float>(config.rms_norm_eps),
-          .attention_scale = geometry.scale,
-          .logit_softcap = geometry.logit_softcap,
-          .block_size = options.block_size,
-          .max_blocks = (options.max_model_len + options.block_size - 1) / options.block_size,
-          .final_norm = nullptr,
-          .head = nullptr,
-          .layers = {}};
-}
-
-RowStepLayer RowStepLayerOf(const CudaLayer& layer) {
-  return {.input_norm = layer.input_norm.values(),
-          .qkv = layer.qkv.view.data,
-          .qkv_bias = layer.qkv_bias.view.data,
-          .q_norm = layer.q_norm.values(),
-          .k_norm = layer.k_norm.values(),
-          .o = layer.o.view.data,
-          .o_bias = layer.o_bias.view.data,
-          .post_attention_norm = layer.post_attention_norm.values(),
-          .gate_up = layer.gate_up.view.data,
-          .gate_up_bias = layer.gate_up_bias.view.data,
-          .down = layer.down.view.data,
-          .down_bias = layer.down_bias.view.data};
-}
 
 class CudaDecoder : public DeviceDecoder {
  public:
@@ -486,35 +450,16 @@ RopeTable CudaDecoder::Rope() const {
           .rotary_dim = rope_.rotary_dim()};
 }
 
-// Whether a step of one request can be one kernel is decided alike on all ranks: by what all of
-// them have. Where it cannot, the chain of kernels makes it, too.
 absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partition) {
-  absl::Status possible;
-  if (options_.check_attention) {
-    possible = absl::UnimplementedError("attention is compared");
-  } else if (rank_.nccl != nullptr && rank_.peers == nullptr) {
-    possible = absl::UnimplementedError("the GPUs do not read each other's memory");
-  }
-  if (options_.kv_dtype != options_.dtype) {
-    possible.Update(absl::UnimplementedError(
-        absl::StrCat("a KV cache of ", std::string(Name(options_.kv_dtype)))));
-  }
-  for (const RankPartition& part : partition) {
-    possible.Update(RowStep::Check(RowStepSizes(config_, part, options_)));
-  }
+  const absl::Status possible = CheckRowSteps(config_, partition, options_);
   if (part_.query_heads.begin == 0) {  // rank 0
     LogInfo(possible.ok() ? "decode steps of one request: one kernel"
                           : absl::StrCat("decode steps of one request: a chain of kernels (",
                                          absl::string_view(possible.message()), ")"));
   }
   if (!possible.ok()) return absl::OkStatus();
-  RowStepModel model = RowStepSizes(config_, part_, options_);
-  model.final_norm = final_norm_.values();
-  model.head = head_ ? head_.view.data : embedding_.view.data;
-  for (int64_t l = 0; l < config_.num_layers; ++l) {
-    model.layers.push_back(RowStepLayerOf(layers_[l]));
-    model.layers.back().sliding_window = static_cast<int32_t>(geometries_[l].sliding_window);
-  }
+  const RowStepModel model = DescribeForRowSteps(config_, part_, options_, layers_, final_norm_,
+                                                 head_ ? head_ : embedding_);
   LOCKSTEP_ASSIGN_OR_RETURN(
       row_step_, RowStep::Create(model, rank_.peers, rank_.info.num_multiprocessors, rank_.stream));
   return absl::OkStatus();
@@ -522,11 +467,6 @@ absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partit
 
 // Behind the gather of the embedding's row.
 absl::Status CudaDecoder::LaunchRowStep(const CudaAttentionBatch& batch) {
-  const StepSize size{.tokens = 1, .requests = 1, .logits_rows = 1};
-  if (rank_.nccl != nullptr) {  // the row is on one rank
-    LOCKSTEP_RETURN_IF_ERROR(
-        SumAndNorm(size, 0, layers_[0].input_norm, View(scratch_.normed, 1, config_.hidden_size)));
-  }
   return row_step_->Launch({.hidden = scratch_.hidden.data(),
                             .rope = Rope(),
                             .seq_len = batch.seq_lens,

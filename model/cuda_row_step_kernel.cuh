@@ -1,0 +1,56 @@
+// Between the kernel of a decode step (cuda_row_step_kernel.cu) and who describes the model to it
+// (cuda_row_step.cu).
+#pragma once
+
+#include "model/cuda_row_product.cuh"
+#include "model/cuda_row_step.h"
+
+namespace lockstep {
+
+// Products of a layer, and the head.
+enum RowProductKind { kQkv, kO, kGateUp, kDown, kHead, kNumRowProducts };
+
+struct RowStepArgs {
+  RowAttentionParams attention;
+  RowProduct products[kNumRowProducts];
+  const RowStepLayer* layers;
+  int num_layers;
+  int hidden_size;
+  int largest_group;
+  int num_slots;
+  int num_in_flight;
+  float norm_eps;
+  const float* final_norm;
+  const char* head;
+  const void* hidden;
+  void* qkv;
+  void* activated;
+  float* logits;
+  // Sums over ranks.
+  int rank;
+  int num_ranks;
+  char* windows[kMaxPeers];
+  int64_t window_bytes;
+  // Meetings: how many blocks have come to those of this GPU, and to those of all ranks.
+  uint32_t* local_arrivals;
+  uint32_t* rank_arrivals[kMaxPeers];
+  uint32_t* progress;     // [grid, 2] what a block waited for last
+  const uint32_t* abort;  // null: one rank
+  int64_t* trace;         // see RowStepInputs
+};
+
+// Chunks of a warp that there are kernels for: of products of the residual stream and of
+// attention's result, one number for all of them, and of SwiGLU's.
+inline constexpr int kShortRowChunks[] = {1, 2, 4};
+inline constexpr int kLongRowChunks[] = {1, 2, 3, 4, 5};
+
+// Shared memory of a block, but for the ring's slots.
+int64_t RowStepSharedBytes(int64_t hidden_size, int64_t num_layers, int64_t largest_group,
+                           int64_t head_dim);
+
+// Once, before the first launch: raises the kernel's shared memory.
+absl::Status PrepareRowStepKernel(DType dtype, int short_chunks, int64_t shared_bytes);
+absl::Status LaunchRowStepKernel(DType dtype, const RowStepArgs& args, int grid,
+                                 int64_t shared_bytes, CudaStream stream);
+
+}  // namespace lockstep
