@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x != 0) return;
   const float relative = largest == 0 ? 0.0f : magnitude > 0 ? largest / magnitude : INFINITY;
-  differences[blockIdx.x] = {relative, column, Widen(mine[column]), Widen(other[column])};
+  differences[blockIdx.x] =
+      CudaRowDifference{relative, column, Widen(mine[column]), Widen(other[column])};
 }
 
 }  // namespace
