@@ -70,7 +70,7 @@ OptionGroup ModelGroup(EngineFlags* flags) {
       {
           {"--dtype", "TYPE",
            "Weights and arithmetic: auto, float32 or bfloat16. auto takes what the checkpoint "
-           "says; for float16 that is float32.",
+           "says; for float16 that is float32 on the CPU.",
            "auto", false,
            StoreChoice(
                &flags->dtype,

@@ -15,7 +15,7 @@
 namespace lockstep {
 
 // What every layer of the model needs of a backend on `device` ("cpu" or "cuda"). On the CPU
-// activations are float32, on CUDA of the cache's dtype.
+// activations are float32, on CUDA of `dtype`.
 AttentionRequirements RequirementsOf(const ModelConfig& config, const std::string& device,
                                      DType dtype, DType kv_dtype, int64_t block_size);
 

@@ -47,9 +47,10 @@ struct EngineOptions {
 
   // Debugging aids.
   bool poison_freed_blocks = false;  // fills freed KV blocks with NaN, on every rank
-  int64_t check_tp_steps = 0;    // so many first steps are compared with one rank's (tp_check.h)
-  bool check_attention = false;  // every step's attention is compared (checked_backend.h)
-  std::string step_log;          // path: rank 0 writes a JSON line a step (step_log.h)
+  int64_t check_tp_steps = 0;  // so many first steps are compared with one rank's (tp_check.h)
+  // Every step's attention is compared (checked_backend.h; on CUDA cuda_attention_check.h).
+  bool check_attention = false;
+  std::string step_log;  // path: rank 0 writes a JSON line a step (step_log.h)
 };
 
 // Since the start.
