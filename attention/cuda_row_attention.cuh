@@ -154,12 +154,7 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const R
   float scale = 1;
   if (norm != nullptr) {
     float squares = 0;
-#pragma unroll
-    for (int i = 0; i < kMaxRowHeadDim / 32; ++i) {
-      const int dim = lane + 32 * i;
-      const float x = load(dim < p.head_dim ? dim : 0);
-      squares += dim < p.head_dim ? x * x : 0.0f;
-    }
+    for (int dim = lane; dim < p.head_dim; dim += 32) squares += load(dim) * load(dim);
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
     scale = 1.0f / sqrtf(squares / static_cast<float>(p.head_dim) + p.norm_eps);
@@ -167,25 +162,17 @@ __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const R
   const auto normed = [&](int dim) {
     return norm == nullptr ? load(dim) : load(dim) * (scale * norm[dim]);
   };
-  // All of a lane's loads are on their way together: those of pairs that are not there read the
-  // first.
+  // All of a lane's loads are on their way together.
   constexpr int kPairs = kMaxRowHeadDim / 64;
   float a[kPairs], b[kPairs], cos[kPairs], sin[kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    const int dim = lane + 32 * i < p.half ? lane + 32 * i : 0;
-    a[i] = load(dim);
-    b[i] = load(dim + p.half);
-    cos[i] = p.half > 0 ? p.cos[now.angles + dim] : 0.0f;
-    sin[i] = p.half > 0 ? p.sin[now.angles + dim] : 0.0f;
-  }
-  if (norm != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int dim = lane + 32 * i < p.half ? lane + 32 * i : 0;
-      a[i] *= scale * norm[dim];
-      b[i] *= scale * norm[dim + p.half];
-    }
+    const int dim = lane + 32 * i;
+    if (dim >= p.half) continue;
+    a[i] = normed(dim);
+    b[i] = normed(dim + p.half);
+    cos[i] = p.cos[now.angles + dim];
+    sin[i] = p.sin[now.angles + dim];
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
@@ -208,13 +195,11 @@ __device__ __forceinline__ void PrepareRowItem(const RowAttentionParams& p, cons
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
   const bool has_new = item.end == now.seq_len && item.end > item.begin;
-  // Slots are below 2^31.
-  const auto slot = static_cast<int32_t>(now.slot);
-  const int32_t block = p.block_shift >= 0 ? slot >> p.block_shift : slot / p.block_size;
-  const int64_t cache_row = slot < 0
-                                ? -1
-                                : (int64_t{block} * p.num_kv_heads + item.kv_head) * p.block_size +
-                                      (slot - block * p.block_size);
+  const int64_t slot = now.slot;
+  const int64_t block = slot / p.block_size;
+  const int64_t cache_row = slot < 0 ? -1
+                                     : (block * p.num_kv_heads + item.kv_head) * p.block_size +
+                                           (slot - block * p.block_size);
   const auto to_cache = [&](void* cache, int dim, T x) {
     if (cache_row >= 0) static_cast<T*>(cache)[cache_row * p.head_dim + dim] = x;
   };
@@ -231,17 +216,10 @@ __device__ __forceinline__ void PrepareRowItem(const RowAttentionParams& p, cons
     } else {
       const T* from = static_cast<const T*>(p.qkv) +
                       (p.num_query_heads + p.num_kv_heads + item.kv_head) * p.head_dim;
-      T x[kMaxRowHeadDim / 32];
-#pragma unroll
-      for (int i = 0; i < kMaxRowHeadDim / 32; ++i) {
-        x[i] = __ldcg(from + (lane + 32 * i < p.head_dim ? lane + 32 * i : 0));
-      }
-#pragma unroll
-      for (int i = 0; i < kMaxRowHeadDim / 32; ++i) {
-        const int dim = lane + 32 * i;
-        if (dim >= p.head_dim) continue;
-        memory.new_value[dim] = x[i];
-        to_cache(layer.values, dim, x[i]);
+      for (int dim = lane; dim < p.head_dim; dim += 32) {
+        const T x = __ldcg(from + dim);
+        memory.new_value[dim] = x;
+        to_cache(layer.values, dim, x);
       }
     }
   }
@@ -453,14 +431,11 @@ __device__ __forceinline__ void MergedRowVector(const RowAttentionParams& p, int
   const float* stats = p.stats + head * kMaxRowSplits * 2;
   const float* partials =
       p.partials + int64_t{head} * kMaxRowSplits * p.head_dim + (col - head * p.head_dim);
-  // Without branches, so that loads are on their way together; those of parts that are not there
-  // read one that is, and weigh nothing.
-  const int last = max(num_splits - 1, 0);
   float2 stat[kMaxRowSplits];
 #pragma unroll
   for (int s = 0; s < kMaxRowSplits; ++s) {
-    stat[s] = __ldcg(reinterpret_cast<const float2*>(stats) + min(s, last));
-    if (s >= num_splits) stat[s] = make_float2(-INFINITY, 0.0f);
+    stat[s] = s < num_splits ? __ldcg(reinterpret_cast<const float2*>(stats) + s)
+                             : make_float2(-INFINITY, 0.0f);
   }
   float largest = -INFINITY;
 #pragma unroll
@@ -469,31 +444,21 @@ __device__ __forceinline__ void MergedRowVector(const RowAttentionParams& p, int
   float total = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = 0;
-  constexpr int kBatch = 4;
 #pragma unroll
-  for (int first = 0; first < kMaxRowSplits; first += kBatch) {
-    if (first >= num_splits) break;
-    float4 low[kBatch], high[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float4* part =
-          reinterpret_cast<const float4*>(partials + min(first + i, last) * p.head_dim);
-      low[i] = __ldcg(part);
-      high[i] = __ldcg(part + 1);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2f(stat[first + i].x - offset);
-      total = fmaf(stat[first + i].y, weight, total);
-      out[0] = fmaf(low[i].x, weight, out[0]);
-      out[1] = fmaf(low[i].y, weight, out[1]);
-      out[2] = fmaf(low[i].z, weight, out[2]);
-      out[3] = fmaf(low[i].w, weight, out[3]);
-      out[4] = fmaf(high[i].x, weight, out[4]);
-      out[5] = fmaf(high[i].y, weight, out[5]);
-      out[6] = fmaf(high[i].z, weight, out[6]);
-      out[7] = fmaf(high[i].w, weight, out[7]);
-    }
+  for (int s = 0; s < kMaxRowSplits; ++s) {
+    if (s >= num_splits) break;
+    const float4* part = reinterpret_cast<const float4*>(partials + s * p.head_dim);
+    const float4 low = __ldcg(part), high = __ldcg(part + 1);
+    const float weight = exp2f(stat[s].x - offset);
+    total = fmaf(stat[s].y, weight, total);
+    out[0] = fmaf(low.x, weight, out[0]);
+    out[1] = fmaf(low.y, weight, out[1]);
+    out[2] = fmaf(low.z, weight, out[2]);
+    out[3] = fmaf(low.w, weight, out[3]);
+    out[4] = fmaf(high.x, weight, out[4]);
+    out[5] = fmaf(high.y, weight, out[5]);
+    out[6] = fmaf(high.z, weight, out[6]);
+    out[7] = fmaf(high.w, weight, out[7]);
   }
   const float scale = total > 0 ? 1.0f / total : 0.0f;
 #pragma unroll
