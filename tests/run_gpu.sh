@@ -67,7 +67,7 @@ run_tests() {
   for ranks in 1 2; do
     [ $ranks -le "$gpus" ] || { skip "tests of $ranks GPUs" "this host has $gpus"; continue; }
     timed "tests of $ranks GPUs: parts" ctest --test-dir $build -L "gpu$ranks" -E cuda_engine_mp_test --output-on-failure \
-      --no-tests=error
+      --no-tests=error -j "$(nproc)"
     timed "tests of $ranks GPUs: engine, reference checkpoints" tests/mpirun.sh $ranks $build/tests/runtime/cuda_engine_mp_test
   done
 }
