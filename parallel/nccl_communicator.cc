@@ -72,26 +72,6 @@ absl::StatusOr<CudaRank> MyRank(const Communicator& host, int device) {
   return CudaRank{host.host(), info.uuid, NumCudaDevices()};
 }
 
-}  // namespace
-
-std::string NcclCommunicator::Version() {
-  int version = 0;
-  return ncclGetVersion(&version) == ncclSuccess ? VersionText(version) : "of unknown version";
-}
-
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator& host,
-                                                                           int device) {
-  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host.rank(), host.size()));
-  const absl::StatusOr<CudaRank> mine = MyRank(host, device);
-  LOCKSTEP_RETURN_IF_ERROR(Agree(host, mine.status()));
-  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<CudaRank> ranks, GatherCudaRanks(host, *mine));
-  LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
-  if (host.size() == 1) return communicator;
-  LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host));
-  LOCKSTEP_RETURN_IF_ERROR(communicator->WarmUp(host));
-  return communicator;
-}
-
 // ncclCommInitRank waits for all ranks, and where one of them has failed in it perhaps for ever. It
 // gets a thread of its own, which is left behind when time is up: the process ends then.
 absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
@@ -118,6 +98,26 @@ absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
                       "NCCL_DEBUG=INFO in "
                       "the environment tells more)",
                       NcclCommunicator::Version(), limit.count(), SharedMemoryText()));
+}
+
+}  // namespace
+
+std::string NcclCommunicator::Version() {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess ? VersionText(version) : "of unknown version";
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator& host,
+                                                                           int device) {
+  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host.rank(), host.size()));
+  const absl::StatusOr<CudaRank> mine = MyRank(host, device);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(host, mine.status()));
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<CudaRank> ranks, GatherCudaRanks(host, *mine));
+  LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
+  if (host.size() == 1) return communicator;
+  LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host));
+  LOCKSTEP_RETURN_IF_ERROR(communicator->WarmUp(host));
+  return communicator;
 }
 
 // COLLECTIVE.

@@ -252,16 +252,16 @@ absl::Status EngineLoop::Follow() {
   while (true) {
     auto plan = ReceivePlan(communicator_, limits_, buffer_);
     LOCKSTEP_RETURN_IF_ERROR(Fail(plan.status()));
-    if (plan->kind == StepKind::kHeartbeat) continue;
-    const bool stops = plan->kind == StepKind::kStop;
-    if (!stops) LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Launch(*plan, sink_)));
-    // As rank 0 does, and all of them at the end.
-    while (runner_->num_in_flight() >= (stops ? 1 : options_.steps_in_flight)) {
+    const bool runs = plan->kind == StepKind::kRun;
+    if (runs) LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Launch(*plan, sink_)));
+    // As rank 0 does. It has landed all of them when it is idle or stops: an error of the last step
+    // must not wait for the next one.
+    while (runner_->num_in_flight() >= (runs ? options_.steps_in_flight : 1)) {
       LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Land().status()));
       const std::lock_guard lock(mutex_);
       ++stats_.steps;
     }
-    if (stops) return Fail(runner_->LogChecks());
+    if (plan->kind == StepKind::kStop) return Fail(runner_->LogChecks());
   }
 }
 

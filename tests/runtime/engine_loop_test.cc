@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -140,6 +141,39 @@ TEST(EngineLoopTest, AnIdleEngineSleepsHeartbeatsAndWakes) {
     EXPECT_EQ(cancelled.tokens, std::vector<int32_t>{2});
     EXPECT_EQ(cancelled.finish, FinishReason::kCancelled);
     EXPECT_FALSE(engine->Submit(Recorded({1}, Greedy(2), &first)).ok()) << "it is being stopped";
+    return engine->Stop();
+  }));
+}
+
+// With two steps in flight a rank learns late what became of a step: with an idle rank 0, not
+// never.
+TEST(EngineLoopTest, ARankLandsItsLastStepAtAHeartbeat) {
+  EngineLoopOptions options;
+  options.heartbeat_seconds = 0.02;
+  options.steps_in_flight = 2;
+  std::atomic<const Engine*> follower = nullptr;
+  ExpectOk(RunLocalRanks(2, [&](Communicator& communicator) -> absl::Status {
+    LOCKSTEP_ASSIGN_OR_RETURN(auto engine, MakeEngine(communicator, 0, options));
+    if (communicator.rank() != 0) {
+      follower = engine.get();
+      return engine->Follow();
+    }
+    const auto wait_until = [](const auto& holds) {
+      for (int i = 0; i < 1000 && !holds(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      return holds();
+    };
+    Result result;
+    std::thread client([&] {
+      EXPECT_TRUE(engine->Submit(Recorded({1}, Greedy(2), &result)).ok());
+      EXPECT_TRUE(wait_until([&] { return engine->stats().steps == 2; }));
+      EXPECT_TRUE(wait_until([&] { return follower.load()->stats().steps == 2; }));
+      engine->RequestStop();
+    });
+    const absl::Status status = engine->Run();
+    client.join();
+    LOCKSTEP_RETURN_IF_ERROR(status);
     return engine->Stop();
   }));
 }
