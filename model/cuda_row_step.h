@@ -90,8 +90,9 @@ class RowStep {
   // 8, more than 15 query heads of a KV head, too little shared memory.
   static absl::Status Check(const RowStepModel& model);
 
-  // Of a model that Check takes. `peers` is null for one rank; ranks must have GPUs of one kind.
-  // What the model points to must outlive the step. Errors are those of memory.
+  // Of a model that Check takes. `peers` is null for one rank; ranks must have GPUs of one kind,
+  // and peers count the meetings of one RowStep alone. What the model points to must outlive the
+  // step. Errors are those of memory.
   static absl::StatusOr<RowStep> Create(const RowStepModel& model, const PeerWindows* peers,
                                         int num_multiprocessors, CudaStream stream);
 

@@ -5,13 +5,11 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
 
 #include "model/cuda_sum.h"
-#include "parallel/cuda_ranks.h"
 #include "tests/model/cuda_spin.h"
 #include "tests/parallel/gpu_job.h"
 
@@ -21,16 +19,6 @@ namespace {
 constexpr float kEps = 1e-5f;
 constexpr int64_t kWindowBytes = int64_t{8} << 20;
 constexpr uint32_t kResidualSeed = 77;  // the same on all ranks
-
-// With LOCKSTEP_TEST_ONE_GPU in the environment all ranks take the first GPU, in turns that the
-// driver gives them: each meeting of the ranks then takes milliseconds, and fewer are made.
-bool OnOneGpu() { return std::getenv("LOCKSTEP_TEST_ONE_GPU") != nullptr; }
-
-absl::StatusOr<CudaDeviceInfo> TakeGpu() {
-  if (OnOneGpu()) return SelectCudaDevice(0);
-  LOCKSTEP_ASSIGN_OR_RETURN(const CudaBinding binding, BindCudaDevice(*job));
-  return binding.info;
-}
 
 float Rounded(float value, DType dtype) {
   return dtype == DType::kBF16  ? ToFloat(ToBF16(value))

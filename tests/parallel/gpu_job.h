@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "parallel/cuda_ranks.h"
 #include "parallel/mpi_communicator.h"
 #include "runtime/core/cuda_device.h"
 #include "runtime/core/dtype.h"
@@ -36,6 +38,17 @@ inline bool GpuForEveryRank() {
   std::vector<int64_t> all(job->size());
   OR_ABORT(job->AllGather(&mine, sizeof(mine), all.data()));
   return *std::min_element(all.begin(), all.end()) >= job->ranks_on_host();
+}
+
+// With LOCKSTEP_TEST_ONE_GPU in the environment all ranks take the first GPU, in turns that the
+// driver gives them: each meeting of the ranks then takes milliseconds, and fewer are made.
+inline bool OnOneGpu() { return std::getenv("LOCKSTEP_TEST_ONE_GPU") != nullptr; }
+
+// COLLECTIVE.
+inline absl::StatusOr<CudaDeviceInfo> TakeGpu() {
+  if (OnOneGpu()) return SelectCudaDevice(0);
+  LOCKSTEP_ASSIGN_OR_RETURN(const CudaBinding binding, BindCudaDevice(*job));
+  return binding.info;
 }
 
 // `count` normal numbers of rank `rank`, rounded to dtype.
