@@ -4,9 +4,8 @@
 // Every block owns a contiguous share of each product's outputs. One thread, the producer, pulls
 // the share's rows of W through a ring of slots with bulk copies; weights never change, so it waits
 // for nobody but the consumers, and the next product's weights are on their way while this one's x
-// is not known yet. 16 warps consume: `column_warps` share the columns, each lane with 8 of every
-// 256
-// ("chunk") of its warp's in registers, times `row_warps` that share a stage's rows. The warps'
+// is not known yet. 15 warps consume: `column_warps` share the columns, each lane with 8 of every
+// 256 ("chunk") of its warp's in registers, times `row_warps` that share a stage's rows. The warps'
 // parts of a sum meet in shared memory, some tens of rows at a time, in two buffers by turns.
 #pragma once
 

@@ -43,6 +43,14 @@ absl::StatusOr<RowProduct> MakeProduct(int64_t k, int64_t outputs, int rows_per_
     constexpr int kMaxRowWarps = 8;
     product.row_warps = std::min(kRowWarps / product.column_warps, kMaxRowWarps);
     product.stage_rows = product.row_warps * (kRowStageChunks / chunks);
+    return product;
+  }
+  // The consumers go through as many stages of a pair of rows as `chunks` takes. A row far shorter
+  // than the one that `chunks` was chosen for has fewer, and they would wait for the rest forever.
+  constexpr int kStage = kRowStageChunks / 2;
+  const int64_t stage_cols = int64_t{kStage} * product.column_warps * kRowChunkCols;
+  if ((k + stage_cols - 1) / stage_cols != (chunks + kStage - 1) / kStage) {
+    return Refused(absl::StrFormat("rows of %d beside far longer ones", k));
   }
   return product;
 }

@@ -86,8 +86,9 @@ struct RowStepInputs {
 class RowStep {
  public:
   // Unimplemented, by name, for what the kernel cannot do on the selected device, but for pointers:
-  // float32, widths that are no multiples of 8 or too long, heads beyond 256 or of no multiple of
-  // 8, more than 15 query heads of a KV head, too little shared memory.
+  // float32, widths that are no multiples of 8, too long or of too unequal lengths, heads beyond
+  // 256 or of no multiple of 8, more than 128 KV heads, more than 15 query heads of a KV head, too
+  // little shared memory.
   static absl::Status Check(const RowStepModel& model);
 
   // Of a model that Check takes. `peers` is null for one rank; ranks must have GPUs of one kind,

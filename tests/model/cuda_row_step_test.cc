@@ -163,6 +163,12 @@ TEST_F(RowStepTest, RefusesByName) {
   EXPECT_TRUE(refused([](RowStepModel& m) { m.intermediate = 19208; }));
   EXPECT_TRUE(refused([](RowStepModel& m) { m.head_dim = 512; }));
   EXPECT_TRUE(refused([](RowStepModel& m) { m.kv_groups = {{0, 16}}; }));
+  // The rows of o would have fewer stages than the kernel's loop.
+  EXPECT_TRUE(refused([](RowStepModel& m) { m.hidden_size = 8192; }));
+  EXPECT_TRUE(refused([](RowStepModel& m) {
+    m.kv_groups.clear();
+    for (int64_t h = 0; h < 129; ++h) m.kv_groups.push_back({h, h + 1});
+  }));
 }
 
 }  // namespace
