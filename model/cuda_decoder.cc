@@ -375,12 +375,12 @@ absl::Status CudaDecoder::SumAndNorm(const StepSize& size, int64_t sum, const De
 absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
   batch.may_have_prefill = !size.decode_only;
-  LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(
       GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
-  if (row_step_.has_value() && size.tokens == 1 && size.logits_rows == 1) {
+  if (row_step_.has_value() && size.requests == 1 && size.tokens == 1 && size.logits_rows == 1) {
     return LaunchRowStep(batch);
   }
+  LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
                                       View(scratch_.normed, size.tokens, config_.hidden_size)));
   for (int64_t l = 0; l < config_.num_layers; ++l) {

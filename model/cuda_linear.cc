@@ -229,23 +229,6 @@ absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int64_t workspace
 CudaLinear::CudaLinear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CudaLinear::~CudaLinear() = default;
 
-absl::Status CudaLinear::Prepare(const LinearShape& shape, CudaStream stream) {
-  if (shape.rows == 0 || shape.n == 0) return absl::OkStatus();
-  const auto create = [](int64_t elements, DType dtype) {
-    return DeviceBuffer::Create(elements * SizeOf(dtype), "operands of a first product");
-  };
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceBuffer x, create(shape.rows * shape.k, shape.dtype));
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceBuffer weight, create(shape.n * shape.k, shape.dtype));
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceBuffer bias, create(shape.n, shape.out_dtype));
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceBuffer y, create(shape.rows * shape.n, shape.out_dtype));
-  const absl::Status run = Run({x.data(), shape.dtype, shape.rows, shape.k, shape.k},
-                               {weight.data(), shape.dtype, shape.n, shape.k, shape.k},
-                               shape.has_bias ? bias.data() : nullptr,
-                               {y.data(), shape.out_dtype, shape.rows, shape.n, shape.n}, stream);
-  const absl::Status finished = Synchronize(stream);
-  return run.ok() ? finished : run;
-}
-
 absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
                              const MatrixView& y, CudaStream stream) {
   LOCKSTEP_CHECK(x.cols == weight.cols && y.cols == weight.rows && y.rows == x.rows);

@@ -19,16 +19,6 @@
 
 namespace lockstep {
 
-// A product without its operands. x, weight: `dtype`; y: `dtype` or float32.
-struct LinearShape {
-  int64_t rows = 0;  // T
-  int64_t n = 0;     // columns of y
-  int64_t k = 0;     // columns of x
-  DType dtype = DType::kBF16;
-  DType out_dtype = DType::kBF16;
-  bool has_bias = false;
-};
-
 class CudaLinear {
  public:
   static constexpr int64_t kDefaultWorkspaceBytes = int64_t{64} << 20;
@@ -39,12 +29,6 @@ class CudaLinear {
   ~CudaLinear();
   CudaLinear(const CudaLinear&) = delete;
   CudaLinear& operator=(const CudaLinear&) = delete;
-
-  // Chooses the algorithm and loads the kernel by running the product once on uninitialised memory
-  // of its own, and waits for it: before graph capture and before serving. Operands of Run must
-  // then be aligned to 16 bytes, rows too, or be chosen for anew. Allocates for the time of the
-  // call.
-  absl::Status Prepare(const LinearShape& shape, CudaStream stream);
 
   // y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], of y's dtype, may be null). x and weight: one of
   // float32, bfloat16, float16; y: the same or float32. Rows of each without gaps or with.

@@ -111,32 +111,12 @@ __global__ void __launch_bounds__(kThreads)
   StoreVector(result, out + tiling.row() * out_stride + col);
 }
 
-template <typename From, typename To, int kSize>
-__global__ void __launch_bounds__(kThreads)
-    ConvertKernel(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t cols,
-                  RowTiling<kSize> tiling) {
-  LetSuccessorStart();
-  WaitForPredecessor();
-  const int64_t col = tiling.col();
-  if (col >= cols) return;
-  const Vector<From, kSize> values = LoadVector<kSize>(from + tiling.row() * from_stride + col);
-  Vector<To, kSize> result;
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) result.at[i] = Narrow<To>(Widen(values.at[i]));
-  StoreVector(result, to + tiling.row() * to_stride + col);
-}
-
 }  // namespace
 
 absl::Status GatherRows(const int32_t* ids, Range vocab, const MatrixView& table,
                         const MatrixView& out, const CudaContext& context) {
   LOCKSTEP_CHECK(table.rows == vocab.size());
   return SelectRows(table, ids, vocab.begin, out, context);
-}
-
-absl::Status CopyRows(const MatrixView& x, const int32_t* rows, const MatrixView& out,
-                      const CudaContext& context) {
-  return SelectRows(x, rows, 0, out, context);
 }
 
 absl::Status SiluMul(const MatrixView& gate_up, const MatrixView& out, const CudaContext& context) {
@@ -157,30 +137,6 @@ absl::Status SiluMul(const MatrixView& gate_up, const MatrixView& out, const Cud
     const bool aligned = RowsAligned16(gate_up) && RowsAligned16(out) && out.cols % kSize == 0;
     return aligned ? run(std::integral_constant<int, kSize>())
                    : run(std::integral_constant<int, 1>());
-  });
-}
-
-absl::Status ConvertMatrix(const MatrixView& from, const MatrixView& to,
-                           const CudaContext& context) {
-  LOCKSTEP_CHECK(from.rows == to.rows && from.cols == to.cols);
-  if (to.rows == 0 || to.cols == 0) return absl::OkStatus();
-  const auto convert = [&](auto from_element, auto to_element) {
-    using From = decltype(from_element);
-    using To = decltype(to_element);
-    const auto run = [&](auto size) {
-      constexpr int kSize = decltype(size)::value;
-      const RowTiling<kSize> tiling(to.cols);
-      return LaunchKernel("launch of a conversion", ConvertKernel<From, To, kSize>,
-                          to.rows * tiling.blocks_per_row, kThreads, 0, LaunchOf(context),
-                          static_cast<const From*>(from.data), from.stride,
-                          static_cast<To*>(to.data), to.stride, to.cols, tiling);
-    };
-    const bool aligned = RowsAligned16(from) && RowsAligned16(to) && to.cols % 8 == 0;
-    return aligned ? run(std::integral_constant<int, 8>()) : run(std::integral_constant<int, 1>());
-  };
-  return WithElementType(from.dtype, [&](auto from_element) {
-    return WithElementType(to.dtype,
-                           [&](auto to_element) { return convert(from_element, to_element); });
   });
 }
 

@@ -60,10 +60,6 @@ absl::Status AddRmsNormRows(const MatrixView& residual, const MatrixView& delta,
                             const int32_t* rows, const float* weight, float eps,
                             const MatrixView& out, const CudaContext& context);
 
-// out[r] = x[rows[r]]. rows int32 [R], x [T, C], out [R, C], no part of x.
-absl::Status CopyRows(const MatrixView& x, const int32_t* rows, const MatrixView& out,
-                      const CudaContext& context);
-
 // RMSNorm of each head of queries and keys; weights float32 [D], null: none.
 struct HeadNorm {
   const float* q_weight = nullptr;
@@ -92,9 +88,5 @@ absl::Status NormRopeWriteKv(const MatrixView& qkv, int64_t num_query_heads, con
 
 // out[T, F] = silu(gate) * up, where gate_up [T, 2F] is [gate, up].
 absl::Status SiluMul(const MatrixView& gate_up, const MatrixView& out, const CudaContext& context);
-
-// to = from, nearest-even; from and to of any two dtypes and the same shape.
-absl::Status ConvertMatrix(const MatrixView& from, const MatrixView& to,
-                           const CudaContext& context);
 
 }  // namespace lockstep

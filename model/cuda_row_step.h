@@ -101,9 +101,9 @@ class RowStep {
   absl::Status SetCaches(const std::vector<KvCacheView>& caches, CudaStream stream);
 
   // COLLECTIVE over the ranks of `peers`: a step with 2L sums over ranks, number 1 to 2L, in the
-  // windows of WindowOfSum, under the rules of peer_windows.h. Neither waits nor allocates; may be
-  // captured in a graph. Nothing else may run on the GPU at the same time: the blocks wait for each
-  // other.
+  // windows of WindowOfSum (cuda_sum.h), under the rules of peer_windows.h. Neither waits nor
+  // allocates; may be captured in a graph. Nothing else may run on the GPU at the same time: the
+  // blocks wait for each other.
   absl::Status Launch(const RowStepInputs& inputs, CudaStream stream) const;
 
  private:

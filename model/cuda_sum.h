@@ -10,6 +10,13 @@
 
 namespace lockstep {
 
+// The window of sum number `sum` of a step of L layers, which has 2L + 1: of the embedding, and in
+// each layer of o and of down. They alternate; the last takes the third, because the next step
+// begins with the first.
+inline int WindowOfSum(int64_t sum, int64_t num_layers) {
+  return sum == 2 * num_layers ? 2 : static_cast<int>(sum % 2);
+}
+
 // Whether SumAddRmsNorm takes rows of this width and type: 16-byte vectors, at most 2048 a row.
 bool SumAddRmsNormSupports(int64_t cols, DType dtype);
 

@@ -184,18 +184,5 @@ TEST_P(StepTest, ProgrammaticLaunchesAndGraphsGiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, StepTest, testing::Values(1, 2, 8, 16, 17, 64));
 
-TEST_F(CudaLinearTest, PrepareTakesEveryKindOfProduct) {
-  for (const DType dtype : kTypes) {
-    for (const DType out_dtype : {dtype, DType::kF32}) {
-      for (const bool has_bias : {false, true}) {
-        for (const int64_t rows : {0, 1, 16, 32, 300}) {
-          EXPECT_STATUS_OK(
-              linear().Prepare({rows, 512, 256, dtype, out_dtype, has_bias}, stream()));
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace lockstep

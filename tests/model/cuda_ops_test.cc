@@ -61,18 +61,6 @@ TEST_P(CudaOpsTest, GatherRowsFillsOtherRanksTokensWithZeros) {
   }
 }
 
-TEST_P(CudaOpsTest, CopyRowsTakesRowsInAnyOrder) {
-  const std::vector<int32_t> rows = {6, 0, 3, 3, 5};
-  for (const int64_t cols : {8, 13, 3584}) {
-    CudaMatrix x(7, cols, dtype(), 8), out(5, cols, dtype());
-    x.Fill(2, stream());
-    const CudaIndices device_rows(rows, stream());
-    EXPECT_STATUS_OK(CopyRows(x.view(), device_rows.get(), out.view(), Ctx()));
-    out.Download(stream());
-    for (int64_t r = 0; r < 5; ++r) ASSERT_EQ(out.RowBits(r), x.RowBits(rows[r]));
-  }
-}
-
 // Widths: vectors, one to four of them a thread, more; odd ones, element by element.
 constexpr int64_t kNormWidths[] = {1,    7,    64,    576,   1001,  3584,
                                    4096, 8192, 12288, 20000, 33000, 4099};
@@ -189,22 +177,6 @@ TEST_P(CudaOpsTest, SiluMulMatchesDoublePrecision) {
   }
 }
 
-TEST_P(CudaOpsTest, ConvertMatrixRoundsToNearest) {
-  for (const DType to_dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const auto& [cols, gap] : {std::pair{1, 0}, {9, 3}, {64, 0}, {5000, 8}, {2048, 1}}) {
-      CudaMatrix from(3, cols, dtype(), gap), to(3, cols, to_dtype, gap);
-      CudaMatrix expected(3, cols, to_dtype);
-      from.Fill(17, stream(), 3);
-      EXPECT_STATUS_OK(ConvertMatrix(from.view(), to.view(), Ctx()));
-      to.Download(stream());
-      for (int64_t t = 0; t < 3; ++t) {
-        for (int64_t c = 0; c < cols; ++c) expected.Set(t, c, from.At(t, c));
-      }
-      EXPECT_TRUE(to.Bits() == expected.Bits()) << cols << " to " << Name(to_dtype);
-    }
-  }
-}
-
 TEST_P(CudaOpsTest, NoRows) {
   CudaMatrix weight(1, 64, DType::kF32);
   const MatrixView none = {nullptr, dtype(), 0, 64, 64};
@@ -212,12 +184,10 @@ TEST_P(CudaOpsTest, NoRows) {
   const MatrixView table = {nullptr, dtype(), 5, 64, 64};
   const CudaContext context = Ctx();
   EXPECT_STATUS_OK(GatherRows(nullptr, {0, 5}, table, none, context));
-  EXPECT_STATUS_OK(CopyRows(table, nullptr, none, context));
   EXPECT_STATUS_OK(RmsNorm(none, weight.f32(), kEps, none, context));
   EXPECT_STATUS_OK(AddRmsNorm(none, none, weight.f32(), kEps, none, context));
   EXPECT_STATUS_OK(AddRmsNormRows(none, none, nullptr, weight.f32(), kEps, none, context));
   EXPECT_STATUS_OK(SiluMul(wide, none, context));
-  EXPECT_STATUS_OK(ConvertMatrix(none, none, context));
   EXPECT_STATUS_OK(Linear(none, {nullptr, dtype(), 64, 64, 64}, nullptr, none, context));
 }
 
