@@ -13,8 +13,8 @@
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_rank_sums.h"
 #include "model/cuda_row_step_model.h"
-#include "model/cuda_sum.h"
 #include "model/cuda_weights.h"
 #include "model/rope.h"
 #include "runtime/core/cuda_errors.h"
@@ -30,9 +30,7 @@ constexpr int64_t kGraphBatchSizes[] = {1,   2,   4,   8,   16,  24,  32,  48,  
 
 // Activations of a step, sized once for the largest.
 struct CudaScratch {
-  DeviceBuffer hidden;     // [T, E] the residual stream
-  DeviceBuffer normed;     // [T, E]
-  DeviceBuffer delta;      // [T, E] what attention or MLP adds to the residual stream
+  DeviceBuffer normed;     // [T, E] of the residual stream
   DeviceBuffer qkv;        // [T, (Hq_local + 2 * Hkv_local) * D]
   DeviceBuffer attended;   // [T, Hq_local * D]
   DeviceBuffer gate_up;    // [T, 2 * F_local]
@@ -89,11 +87,6 @@ class CudaDecoder : public DeviceDecoder {
   absl::Status LaunchRowStep(const CudaAttentionBatch& batch);
   absl::Status LaunchAttention(int64_t l, const MatrixView& qkv, const MatrixView& attended,
                                const KvCacheView& cache, const CudaAttentionBatch& batch);
-  bool SumsInPeerMemory(const StepSize& size) const;
-  MatrixView Partial(const StepSize& size, int64_t sum) const;
-  absl::Status SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
-                          const MatrixView& out);
-  absl::Status SumOverRanks(const MatrixView& m);
   MatrixView View(const DeviceBuffer& buffer, int64_t rows, int64_t cols) const {
     return {buffer.data(), options_.dtype, rows, cols, cols};
   }
@@ -116,6 +109,7 @@ class CudaDecoder : public DeviceDecoder {
   std::unique_ptr<CudaLinear> linear_;
   std::optional<CudaContext> context_;
   CudaScratch scratch_;
+  CudaRankSums sums_;
   CudaInputs inputs_;
   CudaAttentionWorkspace workspace_;
   DeviceBuffer rope_cos_;  // float32 [max_model_len, R/2]; none with dynamic RoPE
@@ -169,9 +163,13 @@ absl::Status CudaDecoder::CreateScratch() {
   const int64_t rows = options_.max_num_batched_tokens;
   const DType dtype = options_.dtype;
   const int64_t intermediate = part_.intermediate.size();
-  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.hidden, matrix(rows, config_.hidden_size, dtype));
+  const CudaRankSumsOptions sums{.dtype = dtype,
+                                 .hidden_size = config_.hidden_size,
+                                 .num_layers = config_.num_layers,
+                                 .max_tokens = rows,
+                                 .norm_eps = static_cast<float>(config_.rms_norm_eps)};
+  LOCKSTEP_ASSIGN_OR_RETURN(sums_, CudaRankSums::Create(sums, rank_));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.normed, matrix(rows, config_.hidden_size, dtype));
-  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.delta, matrix(rows, config_.hidden_size, dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.qkv, matrix(rows, q_cols() + 2 * kv_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.attended, matrix(rows, q_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.gate_up, matrix(rows, 2 * intermediate, dtype));
@@ -330,59 +328,19 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
   return first_error;
 }
 
-absl::Status CudaDecoder::SumOverRanks(const MatrixView& m) {
-  if (rank_.nccl == nullptr) return absl::OkStatus();
-  return rank_.nccl->AllReduceSum(m.data, m.rows * m.cols, m.dtype, rank_.stream);
-}
-
-// A step has 2L + 1 sums over ranks: of the embedding, and in each layer of o and of down. For few
-// rows, where the ranks read each other's memory, one kernel makes the sum and the norm behind it.
-bool CudaDecoder::SumsInPeerMemory(const StepSize& size) const {
-  return rank_.peers != nullptr && SumAddRmsNormSupports(config_.hidden_size, options_.dtype) &&
-         size.tokens * config_.hidden_size * SizeOf(options_.dtype) <= rank_.peers->window_bytes();
-}
-
-// Where this rank's part of a sum goes.
-MatrixView CudaDecoder::Partial(const StepSize& size, int64_t sum) const {
-  MatrixView partial =
-      View(sum == 0 ? scratch_.hidden : scratch_.delta, size.tokens, config_.hidden_size);
-  if (SumsInPeerMemory(size)) {
-    partial.data = rank_.peers->window(WindowOfSum(sum, config_.num_layers));
-  }
-  return partial;
-}
-
-// The ranks' parts become the residual stream (sum 0) or are added to it; out is its norm: of all
-// rows, or behind the last sum of those whose logits are wanted.
-absl::Status CudaDecoder::SumAndNorm(const StepSize& size, int64_t sum, const DeviceMatrix& norm,
-                                     const MatrixView& out) {
-  const float eps = static_cast<float>(config_.rms_norm_eps);
-  const MatrixView hidden = View(scratch_.hidden, size.tokens, config_.hidden_size);
-  const int32_t* const rows = sum == 2 * config_.num_layers ? inputs_.logits_rows() : nullptr;
-  if (SumsInPeerMemory(size)) {
-    return SumAddRmsNorm(*rank_.peers, WindowOfSum(sum, config_.num_layers),
-                         sum == 0 ? ResidualUse::kReplace : ResidualUse::kAdd, hidden, rows,
-                         norm.values(), eps, out, context());
-  }
-  const MatrixView partial = Partial(size, sum);
-  LOCKSTEP_RETURN_IF_ERROR(SumOverRanks(partial));
-  if (sum == 0) return RmsNorm(hidden, norm.values(), eps, out, context());
-  if (rows == nullptr) return AddRmsNorm(hidden, partial, norm.values(), eps, out, context());
-  return AddRmsNormRows(hidden, partial, rows, norm.values(), eps, out, context());
-}
-
 // Everything between the step's arrays and its logits, on the device.
 absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
   batch.may_have_prefill = !size.decode_only;
-  LOCKSTEP_RETURN_IF_ERROR(
-      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, Partial(size, 0), context()));
+  LOCKSTEP_RETURN_IF_ERROR(GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view,
+                                      sums_.Partial(size.tokens, 0), context()));
   if (row_step_.has_value() && size.requests == 1 && size.tokens == 1 && size.logits_rows == 1) {
     return LaunchRowStep(batch);
   }
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
-  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, 0, layers_[0].input_norm,
-                                      View(scratch_.normed, size.tokens, config_.hidden_size)));
+  LOCKSTEP_RETURN_IF_ERROR(sums_.SumAndNorm(size.tokens, 0, nullptr, layers_[0].input_norm.values(),
+                                            View(scratch_.normed, size.tokens, config_.hidden_size),
+                                            context()));
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(l, pool.Layer(l), size, batch));
   }
@@ -409,20 +367,22 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
       Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
   LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
   const int64_t o_sum = 2 * l + 1;
-  LOCKSTEP_RETURN_IF_ERROR(
-      Linear(attended, layer.o.view, layer.o_bias.view.data, Partial(size, o_sum), context()));
-  LOCKSTEP_RETURN_IF_ERROR(SumAndNorm(size, o_sum, layer.post_attention_norm, normed));
+  LOCKSTEP_RETURN_IF_ERROR(Linear(attended, layer.o.view, layer.o_bias.view.data,
+                                  sums_.Partial(rows, o_sum), context()));
+  LOCKSTEP_RETURN_IF_ERROR(sums_.SumAndNorm(rows, o_sum, nullptr,
+                                            layer.post_attention_norm.values(), normed, context()));
 
   LOCKSTEP_RETURN_IF_ERROR(
       Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
   LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
   LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
-                                  Partial(size, o_sum + 1), context()));
+                                  sums_.Partial(rows, o_sum + 1), context()));
   if (l + 1 < config_.num_layers) {
-    return SumAndNorm(size, o_sum + 1, layers_[l + 1].input_norm, normed);
+    return sums_.SumAndNorm(rows, o_sum + 1, nullptr, layers_[l + 1].input_norm.values(), normed,
+                            context());
   }
-  return SumAndNorm(size, o_sum + 1, final_norm_,
-                    View(scratch_.last, size.logits_rows, config_.hidden_size));
+  return sums_.SumAndNorm(rows, o_sum + 1, inputs_.logits_rows(), final_norm_.values(),
+                          View(scratch_.last, size.logits_rows, config_.hidden_size), context());
 }
 
 absl::Status CudaDecoder::LaunchAttention(int64_t l, const MatrixView& qkv,
@@ -467,7 +427,7 @@ absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partit
 
 // Behind the gather of the embedding's row.
 absl::Status CudaDecoder::LaunchRowStep(const CudaAttentionBatch& batch) {
-  return row_step_->Launch({.hidden = scratch_.hidden.data(),
+  return row_step_->Launch({.hidden = sums_.Residual(1).data,
                             .rope = Rope(),
                             .seq_len = batch.seq_lens,
                             .block_tables = batch.block_tables,

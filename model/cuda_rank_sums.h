@@ -1,0 +1,57 @@
+// The residual stream of a step on one rank, and the sums over ranks that go into it.
+//
+// A step of L layers has 2L + 1 sums: number 0 is of the embedding, 2l + 1 of layer l's o, 2l + 2
+// of its down. Each rank's product leaves its part where Partial says; SumAndNorm adds the parts of
+// all ranks to the residual stream and norms that for the next product.
+#pragma once
+
+#include <cstdint>
+
+#include "model/cuda_decoder.h"
+#include "model/cuda_ops.h"
+#include "runtime/core/buffer.h"
+#include "runtime/core/cuda_device.h"
+#include "runtime/core/status.h"
+
+namespace lockstep {
+
+struct CudaRankSumsOptions {
+  DType dtype = DType::kBF16;
+  int64_t hidden_size = 0;  // E
+  int64_t num_layers = 0;   // L
+  int64_t max_tokens = 0;   // largest T
+  float norm_eps = 0;
+};
+
+// Thread rule: the rank's engine thread. Stream rule: one stream, that of every context.
+class CudaRankSums {
+ public:
+  // Allocates; nothing is allocated later. What `rank` points to must outlive the object.
+  static absl::StatusOr<CudaRankSums> Create(const CudaRankSumsOptions& options,
+                                             const CudaRankContext& rank);
+
+  // [T, E].
+  MatrixView Residual(int64_t num_tokens) const { return View(residual_, num_tokens); }
+  // Where this rank's part of a sum goes, [T, E].
+  MatrixView Partial(int64_t num_tokens, int64_t sum) const;
+  // COLLECTIVE. The ranks' parts become the residual stream (sum 0) or are added to it, each result
+  // rounded to the dtype; out is its norm: of all rows [T, E], or with `rows` (int32 [R]) of those,
+  // [R, E]: that is for the last sum, behind which the residual stream is of no more use. norm
+  // float32 [E]. The same bits on all ranks.
+  absl::Status SumAndNorm(int64_t num_tokens, int64_t sum, const int32_t* rows, const float* norm,
+                          const MatrixView& out, const CudaContext& context) const;
+
+ private:
+  bool InPeerMemory(int64_t num_tokens) const;
+  MatrixView View(const DeviceBuffer& buffer, int64_t num_tokens) const {
+    return {buffer.data(), options_.dtype, num_tokens, options_.hidden_size, options_.hidden_size};
+  }
+
+  CudaRankSumsOptions options_;
+  NcclCommunicator* nccl_ = nullptr;
+  const PeerWindows* peers_ = nullptr;
+  DeviceBuffer residual_;  // [T, E]
+  DeviceBuffer delta_;     // [T, E] what attention or MLP adds to it
+};
+
+}  // namespace lockstep
