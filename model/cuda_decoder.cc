@@ -30,12 +30,10 @@ constexpr int64_t kGraphBatchSizes[] = {1,   2,   4,   8,   16,  24,  32,  48,  
 
 // Activations of a step, sized once for the largest.
 struct CudaScratch {
-  DeviceBuffer normed;     // [T, E] of the residual stream
   DeviceBuffer qkv;        // [T, (Hq_local + 2 * Hkv_local) * D]
   DeviceBuffer attended;   // [T, Hq_local * D]
   DeviceBuffer gate_up;    // [T, 2 * F_local]
   DeviceBuffer activated;  // [T, F_local]
-  DeviceBuffer last;       // [R, E]
   DeviceBuffer logits;     // float32 [R, V_local]
 };
 
@@ -167,15 +165,13 @@ absl::Status CudaDecoder::CreateScratch() {
                                  .hidden_size = config_.hidden_size,
                                  .num_layers = config_.num_layers,
                                  .max_tokens = rows,
+                                 .max_rows = options_.max_logits_rows,
                                  .norm_eps = static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_ASSIGN_OR_RETURN(sums_, CudaRankSums::Create(sums, rank_));
-  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.normed, matrix(rows, config_.hidden_size, dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.qkv, matrix(rows, q_cols() + 2 * kv_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.attended, matrix(rows, q_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.gate_up, matrix(rows, 2 * intermediate, dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.activated, matrix(rows, intermediate, dtype));
-  LOCKSTEP_ASSIGN_OR_RETURN(scratch_.last,
-                            matrix(options_.max_logits_rows, config_.hidden_size, dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.logits,
                             matrix(options_.max_logits_rows, part_.vocab.size(), DType::kF32));
   return absl::OkStatus();
@@ -338,13 +334,12 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
     return LaunchRowStep(batch);
   }
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
-  LOCKSTEP_RETURN_IF_ERROR(sums_.SumAndNorm(size.tokens, 0, nullptr, layers_[0].input_norm.values(),
-                                            View(scratch_.normed, size.tokens, config_.hidden_size),
-                                            context()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      sums_.SumAndNorm(size.tokens, 0, layers_[0].input_norm.values(), context()));
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     LOCKSTEP_RETURN_IF_ERROR(LaunchLayer(l, pool.Layer(l), size, batch));
   }
-  const MatrixView last = View(scratch_.last, size.logits_rows, config_.hidden_size);
+  const MatrixView last = sums_.LastNormed(size.tokens, size.logits_rows);
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
   return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
@@ -357,32 +352,30 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
   const CudaLayer& layer = layers_[l];
   const int64_t rows = size.tokens;
   const int64_t intermediate = part_.intermediate.size();
-  const MatrixView normed = View(scratch_.normed, rows, config_.hidden_size);
   const MatrixView qkv = View(scratch_.qkv, rows, q_cols() + 2 * kv_cols());
   const MatrixView attended = View(scratch_.attended, rows, q_cols());
   const MatrixView gate_up = View(scratch_.gate_up, rows, 2 * intermediate);
   const MatrixView activated = View(scratch_.activated, rows, intermediate);
 
-  LOCKSTEP_RETURN_IF_ERROR(
-      Linear(normed, layer.qkv.view, layer.qkv_bias.view.data, qkv, context()));
-  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
   const int64_t o_sum = 2 * l + 1;
+  LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum - 1), layer.qkv.view,
+                                  layer.qkv_bias.view.data, qkv, context()));
+  LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
   LOCKSTEP_RETURN_IF_ERROR(Linear(attended, layer.o.view, layer.o_bias.view.data,
                                   sums_.Partial(rows, o_sum), context()));
-  LOCKSTEP_RETURN_IF_ERROR(sums_.SumAndNorm(rows, o_sum, nullptr,
-                                            layer.post_attention_norm.values(), normed, context()));
-
   LOCKSTEP_RETURN_IF_ERROR(
-      Linear(normed, layer.gate_up.view, layer.gate_up_bias.view.data, gate_up, context()));
+      sums_.SumAndNorm(rows, o_sum, layer.post_attention_norm.values(), context()));
+
+  LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum), layer.gate_up.view,
+                                  layer.gate_up_bias.view.data, gate_up, context()));
   LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
   LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
                                   sums_.Partial(rows, o_sum + 1), context()));
   if (l + 1 < config_.num_layers) {
-    return sums_.SumAndNorm(rows, o_sum + 1, nullptr, layers_[l + 1].input_norm.values(), normed,
-                            context());
+    return sums_.SumAndNorm(rows, o_sum + 1, layers_[l + 1].input_norm.values(), context());
   }
-  return sums_.SumAndNorm(rows, o_sum + 1, inputs_.logits_rows(), final_norm_.values(),
-                          View(scratch_.last, size.logits_rows, config_.hidden_size), context());
+  return sums_.LastSumAndNorm(rows, inputs_.logits_rows(), size.logits_rows, final_norm_.values(),
+                              context());
 }
 
 absl::Status CudaDecoder::LaunchAttention(int64_t l, const MatrixView& qkv,

@@ -10,10 +10,14 @@ absl::StatusOr<CudaRankSums> CudaRankSums::Create(const CudaRankSumsOptions& opt
   sums.options_ = options;
   sums.nccl_ = rank.nccl;
   sums.peers_ = rank.peers;
-  const int64_t bytes = options.max_tokens * options.hidden_size * SizeOf(options.dtype);
-  for (DeviceBuffer* const buffer : {&sums.residual_, &sums.delta_}) {
-    LOCKSTEP_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Create(bytes, "activations of a step"));
-  }
+  const int64_t row_bytes = options.hidden_size * SizeOf(options.dtype);
+  const auto create = [&](int64_t rows) {
+    return DeviceBuffer::Create(rows * row_bytes, "activations of a step");
+  };
+  LOCKSTEP_ASSIGN_OR_RETURN(sums.residual_, create(options.max_tokens));
+  LOCKSTEP_ASSIGN_OR_RETURN(sums.delta_, create(options.max_tokens));
+  LOCKSTEP_ASSIGN_OR_RETURN(sums.normed_, create(options.max_tokens));
+  LOCKSTEP_ASSIGN_OR_RETURN(sums.last_, create(options.max_rows));
   return sums;
 }
 
@@ -32,9 +36,29 @@ MatrixView CudaRankSums::Partial(int64_t num_tokens, int64_t sum) const {
   return partial;
 }
 
-absl::Status CudaRankSums::SumAndNorm(int64_t num_tokens, int64_t sum, const int32_t* rows,
-                                      const float* norm, const MatrixView& out,
+MatrixView CudaRankSums::Normed(int64_t num_tokens, int64_t sum) const {
+  LOCKSTEP_CHECK(sum < 2 * options_.num_layers);
+  return View(normed_, num_tokens);
+}
+
+MatrixView CudaRankSums::LastNormed(int64_t, int64_t num_rows) const {
+  return View(last_, num_rows);
+}
+
+absl::Status CudaRankSums::SumAndNorm(int64_t num_tokens, int64_t sum, const float* norm,
                                       const CudaContext& context) const {
+  return Sum(num_tokens, sum, nullptr, norm, Normed(num_tokens, sum), context);
+}
+
+absl::Status CudaRankSums::LastSumAndNorm(int64_t num_tokens, const int32_t* rows, int64_t num_rows,
+                                          const float* norm, const CudaContext& context) const {
+  return Sum(num_tokens, 2 * options_.num_layers, rows, norm, LastNormed(num_tokens, num_rows),
+             context);
+}
+
+absl::Status CudaRankSums::Sum(int64_t num_tokens, int64_t sum, const int32_t* rows,
+                               const float* norm, const MatrixView& out,
+                               const CudaContext& context) const {
   const MatrixView residual = Residual(num_tokens);
   const float eps = options_.norm_eps;
   if (InPeerMemory(num_tokens)) {

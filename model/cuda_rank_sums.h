@@ -20,6 +20,7 @@ struct CudaRankSumsOptions {
   int64_t hidden_size = 0;  // E
   int64_t num_layers = 0;   // L
   int64_t max_tokens = 0;   // largest T
+  int64_t max_rows = 0;     // largest R
   float norm_eps = 0;
 };
 
@@ -34,15 +35,22 @@ class CudaRankSums {
   MatrixView Residual(int64_t num_tokens) const { return View(residual_, num_tokens); }
   // Where this rank's part of a sum goes, [T, E].
   MatrixView Partial(int64_t num_tokens, int64_t sum) const;
+  // Where the norm behind a sum stands until the next sum: [T, E], behind the last one [R, E].
+  MatrixView Normed(int64_t num_tokens, int64_t sum) const;
+  MatrixView LastNormed(int64_t num_tokens, int64_t num_rows) const;
   // COLLECTIVE. The ranks' parts become the residual stream (sum 0) or are added to it, each result
-  // rounded to the dtype; out is its norm: of all rows [T, E], or with `rows` (int32 [R]) of those,
-  // [R, E]: that is for the last sum, behind which the residual stream is of no more use. norm
-  // float32 [E]. The same bits on all ranks.
-  absl::Status SumAndNorm(int64_t num_tokens, int64_t sum, const int32_t* rows, const float* norm,
-                          const MatrixView& out, const CudaContext& context) const;
+  // rounded to the dtype; Normed is then its norm. norm float32 [E]. The same bits on all ranks.
+  absl::Status SumAndNorm(int64_t num_tokens, int64_t sum, const float* norm,
+                          const CudaContext& context) const;
+  // COLLECTIVE. The last sum: LastNormed is the norm of the rows `rows`, int32 [R]. The residual
+  // stream is of no more use then.
+  absl::Status LastSumAndNorm(int64_t num_tokens, const int32_t* rows, int64_t num_rows,
+                              const float* norm, const CudaContext& context) const;
 
  private:
   bool InPeerMemory(int64_t num_tokens) const;
+  absl::Status Sum(int64_t num_tokens, int64_t sum, const int32_t* rows, const float* norm,
+                   const MatrixView& out, const CudaContext& context) const;
   MatrixView View(const DeviceBuffer& buffer, int64_t num_tokens) const {
     return {buffer.data(), options_.dtype, num_tokens, options_.hidden_size, options_.hidden_size};
   }
@@ -52,6 +60,8 @@ class CudaRankSums {
   const PeerWindows* peers_ = nullptr;
   DeviceBuffer residual_;  // [T, E]
   DeviceBuffer delta_;     // [T, E] what attention or MLP adds to it
+  DeviceBuffer normed_;    // [T, E]
+  DeviceBuffer last_;      // [R, E]
 };
 
 }  // namespace lockstep
