@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <string_view>
+#include <utility>
 
 namespace lockstep {
 
@@ -13,6 +15,8 @@ struct WireRank {
   char host[256];
   char uuid[64];
   int64_t num_devices;
+  char gpu_name[256];
+  int64_t num_multiprocessors;
 };
 
 void CopyText(const std::string& text, std::span<char> to) {
@@ -29,11 +33,16 @@ absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator
   CopyText(mine.host, send.host);
   CopyText(mine.uuid, send.uuid);
   send.num_devices = mine.num_devices;
+  CopyText(mine.gpu_name, send.gpu_name);
+  send.num_multiprocessors = mine.num_multiprocessors;
   std::vector<WireRank> received(communicator.size());
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&send, sizeof(send), received.data()));
   std::vector<CudaRank> ranks;
   ranks.reserve(received.size());
-  for (const WireRank& rank : received) ranks.push_back({rank.host, rank.uuid, rank.num_devices});
+  for (const WireRank& rank : received) {
+    ranks.push_back(
+        {rank.host, rank.uuid, rank.num_devices, rank.gpu_name, rank.num_multiprocessors});
+  }
   return ranks;
 }
 
@@ -77,6 +86,24 @@ absl::Status CheckOneGpuPerRank(std::span<const CudaRank> ranks) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSameKindOfGpu(std::span<const CudaRank> ranks) {
+  const auto kind = [](const CudaRank& rank) {
+    return std::pair(std::string_view(rank.gpu_name), rank.num_multiprocessors);
+  };
+  const auto other = std::find_if(ranks.begin(), ranks.end(), [&](const CudaRank& rank) {
+    return kind(rank) != kind(ranks[0]);
+  });
+  if (other == ranks.end()) return absl::OkStatus();
+  const auto describe = [&](const CudaRank& rank) {
+    return absl::StrFormat("rank %d (host %s) has %s, %d multiprocessors", &rank - ranks.data(),
+                           rank.host, rank.gpu_name, rank.num_multiprocessors);
+  };
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "the ranks' GPUs are of different kinds: %s; %s. All ranks need GPUs of one kind: choose "
+      "hosts, or GPUs with CUDA_VISIBLE_DEVICES, that have it",
+      describe(ranks[0]), describe(*other)));
+}
+
 absl::StatusOr<CudaBinding> BindCudaDevice(Communicator& communicator) {
   CudaRank mine = {communicator.host(), "", NumCudaDevices()};
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, FindCudaDevice()));
@@ -90,11 +117,16 @@ absl::StatusOr<CudaBinding> BindCudaDevice(Communicator& communicator) {
   if (binding.device >= 0) {
     const absl::StatusOr<CudaDeviceInfo> info = DescribeCudaDevice(binding.device);
     seen = info.status();
-    if (info.ok()) mine.uuid = info->uuid;
+    if (info.ok()) {
+      mine.uuid = info->uuid;
+      mine.gpu_name = info->name;
+      mine.num_multiprocessors = info->num_multiprocessors;
+    }
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, seen));
   LOCKSTEP_ASSIGN_OR_RETURN(ranks, GatherCudaRanks(communicator, mine));
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
+  LOCKSTEP_RETURN_IF_ERROR(CheckSameKindOfGpu(ranks));
   absl::StatusOr<CudaDeviceInfo> selected = SelectCudaDevice(binding.device);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, selected.status()));
   binding.info = *std::move(selected);

@@ -17,6 +17,8 @@ struct CudaRank {
   std::string host;
   std::string uuid;         // of its GPU (CudaDeviceInfo); empty: it has none
   int64_t num_devices = 0;  // that it may see
+  std::string gpu_name = {};
+  int64_t num_multiprocessors = 0;
 };
 
 // COLLECTIVE. What every rank says, in rank order.
@@ -33,6 +35,12 @@ int DeviceIndex(int local_rank, int64_t num_devices);
 // One GPU a rank: InvalidArgument naming the first host where a rank has none or two ranks have the
 // same, with the number of ranks and of GPUs there; the same text on every rank.
 absl::Status CheckOneGpuPerRank(std::span<const CudaRank> ranks);
+
+// All GPUs of one kind, by name and number of multiprocessors: kernels that meet those of other
+// ranks must be as large there, and every rank's share of the work is the same. InvalidArgument
+// naming rank 0, the first rank with another kind, their hosts and both GPUs; the same text on
+// every rank.
+absl::Status CheckSameKindOfGpu(std::span<const CudaRank> ranks);
 
 struct CudaBinding {
   int device = 0;  // index among those that this process sees

@@ -49,11 +49,39 @@ TEST(CudaRanksTest, MoreRanksThanGpusAreRefused) {
                 {"host a runs 3 ranks (1, 2, 3)", "2 GPUs"});
 }
 
+CudaRank OfKind(const std::string& host, const std::string& name, int64_t num_multiprocessors) {
+  return {host, name + host, 2, name, num_multiprocessors};
+}
+
+TEST(CudaRanksTest, GpusOfOneKindAreFine) {
+  const CudaRank h200 = OfKind("a", "NVIDIA H200", 132);
+  EXPECT_TRUE(CheckSameKindOfGpu(std::vector{h200}).ok());
+  EXPECT_TRUE(CheckSameKindOfGpu(std::vector{h200, h200, OfKind("b", "NVIDIA H200", 132)}).ok());
+}
+
+TEST(CudaRanksTest, GpusOfDifferentKindsAreRefused) {
+  const CudaRank h200 = OfKind("a", "NVIDIA H200", 132);
+  absl::Status status = CheckSameKindOfGpu(
+      std::vector{h200, h200, OfKind("b", "NVIDIA H100 PCIe", 114), OfKind("c", "Other", 1)});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("rank 0 (host a) has NVIDIA H200, 132 multiprocessors; rank 2 "
+                                  "(host b) has NVIDIA H100 PCIe, 114 multiprocessors. "),
+            absl::string_view::npos)
+      << status;
+  // One name, another number: a part of a GPU, say.
+  status = CheckSameKindOfGpu(std::vector{h200, OfKind("a", "NVIDIA H200", 66)});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("rank 1 (host a) has NVIDIA H200, 66 multiprocessors"),
+            absl::string_view::npos)
+      << status;
+}
+
 TEST(CudaRanksTest, EveryRankLearnsWhatTheOthersHave) {
   for (const absl::Status& status :
        RunLocalRanks(3, [](Communicator& communicator) -> absl::Status {
          const CudaRank mine = {std::string(300, 'h'), absl::StrCat(communicator.rank()),
-                                communicator.rank() + 5};
+                                communicator.rank() + 5, absl::StrCat("GPU ", communicator.rank()),
+                                100 + communicator.rank()};
          LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<CudaRank> ranks,
                                    GatherCudaRanks(communicator, mine));
          EXPECT_EQ(ranks.size(), 3u);
@@ -61,6 +89,8 @@ TEST(CudaRanksTest, EveryRankLearnsWhatTheOthersHave) {
            EXPECT_EQ(ranks[rank].host, std::string(255, 'h'));
            EXPECT_EQ(ranks[rank].uuid, absl::StrCat(rank));
            EXPECT_EQ(ranks[rank].num_devices, rank + 5);
+           EXPECT_EQ(ranks[rank].gpu_name, absl::StrCat("GPU ", rank));
+           EXPECT_EQ(ranks[rank].num_multiprocessors, 100 + rank);
          }
          return absl::OkStatus();
        })) {
