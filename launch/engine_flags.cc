@@ -82,11 +82,20 @@ OptionGroup ModelGroup(EngineFlags* flags) {
            "--attention-backend reference).",
            "auto", false, StoreKvCacheDType(&flags->engine.kv_cache_dtype)},
           {"--load-format", "FORMAT",
-           "auto reads the checkpoint; dummy makes random weights, so that config.json is enough.",
+           "auto reads the checkpoint; dummy makes random weights, so that config.json is enough; "
+           "null runs the engine without arithmetic, for tests of all around it: the tokens come "
+           "from a hash of the prompt.",
            "auto", false,
            StoreChoice(&flags->load_format,
                        OptionChoices<LoadFormat>{{"auto", LoadFormat::kAuto},
-                                                 {"dummy", LoadFormat::kDummy}})},
+                                                 {"dummy", LoadFormat::kDummy},
+                                                 {"null", LoadFormat::kNull}})},
+          {"--null-step-ms", "MS",
+           "With --load-format null: time from the beginning of a step to that of the next, 0 to "
+           "60000.",
+           "0", false,
+           StoreNumber(
+               &flags->null_step_ms, [](double x) { return x >= 0 && x <= 60000; }, "0 to 60000")},
           {"--max-model-len", "TOKENS", "Longest prompt plus answer, 1 or more.",
            "the model's own limit, or what the KV memory holds", false,
            StoreInt(&flags->engine.max_model_len, 1)},

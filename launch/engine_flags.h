@@ -1,4 +1,4 @@
-// Options that generate and score share: what model, and how the engine runs it.
+// Options that the commands which run an engine share: what model, and how the engine runs it.
 #pragma once
 
 #include <optional>
@@ -13,6 +13,7 @@ namespace lockstep {
 struct EngineFlags {
   std::string model;
   LoadFormat load_format = LoadFormat::kAuto;
+  double null_step_ms = 0;            // with LoadFormat::kNull
   bool use_generation_config = true;  // false: generation_config.json is not looked at
   std::optional<DType> dtype;         // none: auto
   std::optional<int> tp;              // must be the number of ranks when given

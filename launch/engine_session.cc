@@ -72,6 +72,8 @@ EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& 
   EngineOptions options = flags.engine;
   options.dtype = flags.dtype.value_or(config.dtype);
   options.device = device;
+  options.null_model = flags.load_format == LoadFormat::kNull;
+  options.null_step_seconds = flags.null_step_ms / 1000;
   // There is no float16 arithmetic on CPUs.
   if (options.dtype == DType::kF16 && device == DeviceKind::kCpu) options.dtype = DType::kF32;
   if (options.num_threads == 0) {
@@ -118,9 +120,13 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
                                PhaseTimes& times, EngineJob& job) {
   const Clock::time_point start = Clock::now();
   ModelSource source;
+  const bool null_model = flags.load_format == LoadFormat::kNull;
+  const DeviceKind wanted = null_model && flags.engine.device == DeviceKind::kAuto
+                                ? DeviceKind::kCpu
+                                : flags.engine.device;
   // The first question starts the driver: tenths of a second, in which files are read.
   std::future<int> driver;
-  if (BuiltWithCuda() && flags.engine.device != DeviceKind::kCpu) {
+  if (BuiltWithCuda() && wanted != DeviceKind::kCpu) {
     driver = std::async(std::launch::async, NumCudaDevices);
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
@@ -128,8 +134,7 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
                                  })));
   times.End("opening");
   if (driver.valid()) driver.wait();
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device,
-                            ResolveDevice(flags.engine.device, communicator));
+  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(wanted, communicator));
   const EngineOptions options = ResolveEngineOptions(flags, source.config, device, communicator);
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                             Engine::Create(source, options, communicator, &times));

@@ -9,6 +9,7 @@
 #include "model/attention_selection.h"
 #include "model/cuda_decoder.h"
 #include "model/kv_scales.h"
+#include "model/null_decoder.h"
 #include "parallel/partition.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
@@ -28,6 +29,28 @@ absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
   if (value >= min && value <= kMax) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrFormat("%s is %d: it must be %d to %d", name, value, min, kMax));
+}
+
+absl::Status CheckNullOptions(const EngineOptions& options) {
+  if (!(options.null_step_seconds >= 0) || !(options.null_step_seconds <= 3600)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "null_step_seconds is %g: it must be 0 to 3600", options.null_step_seconds));
+  }
+  if (!options.null_model) {
+    if (options.null_step_seconds == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError("--null-step-ms needs --load-format null");
+  }
+  const auto excludes = [](const char* what) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--load-format null computes nothing and runs on the CPU: it does not go "
+                        "with %s",
+                        what));
+  };
+  if (options.device == DeviceKind::kCuda) return excludes("--device cuda");
+  if (options.check_tp_steps > 0) return excludes("--check-tp");
+  if (options.check_attention) return excludes("--check-attention");
+  if (!options.attention_backend.empty()) return excludes("--attention-backend");
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
@@ -59,7 +82,7 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
         absl::StrFormat("kv_cache_memory_bytes is %d: it must be at least 0 (0: automatic)",
                         options.kv_cache_memory_bytes));
   }
-  return absl::OkStatus();
+  return CheckNullOptions(options);
 }
 
 // What the CUDA path cannot do yet, by name and before work.
@@ -105,6 +128,33 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                             LoadCudaDecoder(source, partition, communicator.rank(), decoder_options,
                                             context, *parts.threads));
   return absl::OkStatus();
+}
+
+// The ids that end an answer, of all files of the model, ascending.
+std::vector<int32_t> EndTokenIds(const ModelSource& source) {
+  std::vector<int32_t> ends = source.config.eos_token_ids;
+  ends.insert(ends.end(), source.generation.eos_token_ids.begin(),
+              source.generation.eos_token_ids.end());
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  // An id that the model cannot give ends nothing.
+  std::erase_if(ends, [&](int32_t id) { return id < 0 || id >= source.config.vocab_size; });
+  return ends;
+}
+
+absl::Status LoadNullParts(const ModelSource& source, const EngineOptions& options,
+                           const std::vector<RankPartition>& partition, int64_t /*max_model_len*/,
+                           Communicator& communicator, EngineParts& parts) {
+  parts.threads = std::make_unique<ThreadPool>(options.num_threads);
+  parts.decoder =
+      MakeNullDecoder({.vocab = partition[static_cast<size_t>(communicator.rank())].vocab,
+                       .vocab_size = source.config.vocab_size,
+                       .end_token_ids = EndTokenIds(source),
+                       .step_seconds = options.null_step_seconds});
+  if (communicator.rank() == 0) {
+    LogInfo("null model: tokens come from a hash of the prompt, no weight is read");
+  }
+  return CheckNullPool({.head_dim = source.config.head_dim, .dtype = options.kv_dtype()});
 }
 
 // This rank's backend and weights. Not a collective.
@@ -212,14 +262,7 @@ EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& op
   EngineLoopOptions loop;
   loop.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   loop.scheduler.poison_freed_blocks = options.poison_freed_blocks;
-  std::vector<int32_t>& ends = loop.scheduler.end_token_ids;
-  ends = config.eos_token_ids;
-  ends.insert(ends.end(), source.generation.eos_token_ids.begin(),
-              source.generation.eos_token_ids.end());
-  std::sort(ends.begin(), ends.end());
-  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
-  // An id that the model cannot give ends nothing.
-  std::erase_if(ends, [&](int32_t id) { return id < 0 || id >= config.vocab_size; });
+  loop.scheduler.end_token_ids = EndTokenIds(source);
   if (config.rope.type == RopeType::kDynamic) {
     loop.scheduler.max_shared_tokens = config.rope.original_max_position_embeddings;
   }
@@ -246,7 +289,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
                             PartitionModel(config.Dims(), communicator.size()));
   EngineParts parts;
-  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(options.device, communicator));
+  DeviceKind device = DeviceKind::kCpu;
+  if (!options.null_model) {
+    LOCKSTEP_ASSIGN_OR_RETURN(device, ResolveDevice(options.device, communicator));
+  }
   const bool on_cuda = device == DeviceKind::kCuda;
   if (on_cuda) {
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
@@ -256,8 +302,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   }
   KvScales kv_scales;
   const auto load = [&]() -> absl::Status {
-    LOCKSTEP_RETURN_IF_ERROR((on_cuda ? LoadCudaParts : LoadParts)(
-        source, options, partition, wanted_model_len, communicator, parts));
+    const auto load_parts = options.null_model ? LoadNullParts
+                            : on_cuda          ? LoadCudaParts
+                                               : LoadParts;
+    LOCKSTEP_RETURN_IF_ERROR(
+        load_parts(source, options, partition, wanted_model_len, communicator, parts));
     if (options.kv_dtype() != DType::kF8E4M3) return absl::OkStatus();
     LOCKSTEP_ASSIGN_OR_RETURN(kv_scales, ReadKvScales(*source.checkpoint, config.num_layers));
     return absl::OkStatus();

@@ -45,12 +45,25 @@ struct EngineOptions {
   // An idle engine tells the other ranks so often that it is alive.
   double heartbeat_seconds = 1;
 
+  // The engine without arithmetic (model/null_decoder.h), on the CPU: no weight is read.
+  bool null_model = false;
+  double null_step_seconds = 0;  // from the beginning of a step to that of the next, at least
+
   // Debugging aids.
   bool poison_freed_blocks = false;  // fills freed KV blocks with NaN, on every rank
   int64_t check_tp_steps = 0;  // so many first steps are compared with one rank's (tp_check.h)
   // Every step's attention is compared (checked_backend.h; on CUDA cuda_attention_check.h).
   bool check_attention = false;
   std::string step_log;  // path: rank 0 writes a JSON line a step (step_log.h)
+};
+
+// Where rank 0's engine thread has spent its time since the start, in seconds.
+struct StepPhaseSeconds {
+  double plan = 0;       // the scheduler picks rows and blocks
+  double broadcast = 0;  // the plan goes to the other ranks
+  double launch = 0;     // on the CPU all of the step's work, on a device its issue
+  double land = 0;       // waiting for the oldest step's tokens
+  double deliver = 0;    // events go to the callbacks, what has ended is freed
 };
 
 // Since the start.
@@ -62,6 +75,7 @@ struct EngineStats {
   double decode_seconds = 0;   // steps of decode tokens alone
   int64_t decode_tokens = 0;   // tokens produced by those
   int64_t steps = 0;
+  StepPhaseSeconds phases;   // rank 0
   SchedulerStats scheduler;  // rank 0
 };
 
@@ -104,6 +118,8 @@ class Engine {
   // Ranks other than 0: executes plans until Stop.
   virtual absl::Status Follow() = 0;
 
+  // As of the last step. Cheap: may be asked for at any rate, and holds the engine up by the time
+  // of a copy.
   virtual EngineStats stats() const = 0;
 };
 

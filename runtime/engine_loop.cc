@@ -184,25 +184,38 @@ absl::Status EngineLoop::LaunchStep(bool* launched) {
   *launched = scheduler_->Schedule(plan_);
   if (!*launched) return absl::OkStatus();
   launched_.push_back({plan_.step, start, scheduler_->planned_prompt_tokens()});
+  Clock::time_point from = start;
+  EndPhase(&StepPhaseSeconds::plan, &from);
   LOCKSTEP_RETURN_IF_ERROR(BroadcastPlan(communicator_, plan_, buffer_));
-  return runner_->Launch(View(plan_), sink_);
+  EndPhase(&StepPhaseSeconds::broadcast, &from);
+  LOCKSTEP_RETURN_IF_ERROR(runner_->Launch(View(plan_), sink_));
+  EndPhase(&StepPhaseSeconds::launch, &from);
+  return absl::OkStatus();
+}
+
+void EngineLoop::EndPhase(double StepPhaseSeconds::*phase, Clock::time_point* from) {
+  const Clock::time_point now = Clock::now();
+  phases_.*phase += std::chrono::duration<double>(now - *from).count();
+  *from = now;
 }
 
 absl::Status EngineLoop::LandStep() {
+  Clock::time_point from = Clock::now();
   LOCKSTEP_ASSIGN_OR_RETURN(const StepResult* const result, runner_->Land());
   const Launched step = launched_.front();
   launched_.erase(launched_.begin());
+  EndPhase(&StepPhaseSeconds::land, &from);
   // Steps overlap: what this one took is the time since the one before it landed.
-  const Clock::time_point now = Clock::now();
   const double seconds =
-      std::chrono::duration<double>(now - std::max(step.planned_at, last_landed_)).count();
-  last_landed_ = now;
+      std::chrono::duration<double>(from - std::max(step.planned_at, last_landed_)).count();
+  last_landed_ = from;
   CountStep(*result, step.prompt_tokens, seconds);
   if (step_log_ != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(
         step_log_->Write(step.step, seconds, scheduler_->OldestRows(), scheduler_->stats()));
   }
   scheduler_->Update(*result);
+  EndPhase(&StepPhaseSeconds::deliver, &from);
 #ifndef NDEBUG
   LOCKSTEP_RETURN_IF_ERROR(scheduler_->CheckInvariants());
 #endif
@@ -215,6 +228,7 @@ void EngineLoop::CountStep(const StepResult& result, int64_t prompt_tokens, doub
       std::ssize(sampled) - std::count(sampled.begin(), sampled.end(), kFailedToken);
   const std::lock_guard lock(mutex_);
   stats_.scheduler = scheduler_->stats();
+  stats_.phases = phases_;
   ++stats_.steps;
   stats_.prompt_tokens += prompt_tokens;
   stats_.generated_tokens += generated;

@@ -93,6 +93,8 @@ class EngineLoop : public Engine {
   absl::Status WaitForWork();
   absl::Status SendKind(StepKind kind);
   absl::Status Fail(absl::Status status);
+  // Adds the time since `*from` to a phase, and moves `*from` to now.
+  void EndPhase(double StepPhaseSeconds::*phase, Clock::time_point* from);
   void CountStep(const StepResult& result, int64_t prompt_tokens, double seconds);
 
   const PlanLimits limits_;
@@ -113,6 +115,7 @@ class EngineLoop : public Engine {
   };
   std::vector<Launched> launched_;  // oldest first
   Clock::time_point last_landed_;
+  StepPhaseSeconds phases_;  // the engine's thread; goes into stats_ when a step has landed
 
   // Between the engine's thread and the others.
   mutable std::mutex mutex_;

@@ -98,6 +98,8 @@ struct Request {
   // Called on rank 0's engine thread, in order; may submit and cancel requests. Return false to end
   // the choice (a stop string was found, nobody listens): no further event of it comes.
   std::function<bool(const RequestEvent&)> on_event;
+  // Called once there, when the request first leaves the queue. Never when it ends before.
+  std::function<void()> on_admitted;
   // With num_prompt_logprobs: pieces of the prompt's logprobs, in order, from position 1 on.
   std::function<void(int64_t first_position, std::span<const PositionLogprobs>)> on_prompt_logprobs;
   // When set, the prompt is scored: called on rank 0 for consecutive pieces of prompt positions

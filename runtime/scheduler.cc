@@ -149,6 +149,10 @@ bool Scheduler::Admit(StepPlan& plan) {
       running_.begin(), running_.end(), choice,
       [](const ChoicePtr& a, const ChoicePtr& b) { return a->order() < b->order(); });
   running_.insert(place, choice);
+  if (!choice->admitted && choice->index == 0 && choice->request->on_admitted) {
+    choice->request->on_admitted();
+  }
+  choice->admitted = true;
   return Plan(choice, plan);
 }
 

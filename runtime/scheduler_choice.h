@@ -37,6 +37,7 @@ struct Scheduler::Choice {
   PrefixIndex::Chain chain;     // blocks that are in the prefix index
 
   int64_t num_prompt_rows_delivered = 0;  // scored, or their logprobs delivered
+  bool admitted = false;                  // at least once
   bool landing = false;
   bool ended = false;
   bool failed = false;      // the content of its blocks is not to be trusted

@@ -207,6 +207,7 @@ SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = stats_;
   stats.num_waiting = std::ssize(waiting_);
   stats.num_running = std::ssize(running_);
+  stats.num_blocks = blocks_.num_blocks();
   stats.num_free_blocks = blocks_.num_free();
   stats.num_cached_blocks = prefixes_.num_blocks();
   return stats;

@@ -8,6 +8,7 @@ namespace lockstep {
 struct SchedulerStats {
   int64_t num_waiting = 0;
   int64_t num_running = 0;
+  int64_t num_blocks = 0;       // in all
   int64_t num_free_blocks = 0;  // cached ones included
   int64_t num_cached_blocks = 0;
   int64_t num_preemptions = 0;            // since the start

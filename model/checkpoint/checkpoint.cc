@@ -78,7 +78,7 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat forma
   LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
   LOCKSTEP_ASSIGN_OR_RETURN(source.config, ParseModelConfig(config, path + "/config.json"));
   if (use_generation_config) LOCKSTEP_RETURN_IF_ERROR(ReadGeneration(config, source));
-  if (format == LoadFormat::kDummy) {
+  if (format != LoadFormat::kAuto) {
     source.checkpoint = MakeDummyCheckpoint(path, source.config);
     return source;
   }
@@ -101,7 +101,7 @@ absl::StatusOr<ModelSource> OpenGgufModel(const std::string& path, LoadFormat fo
   ModelSource source;
   source.path = path;
   source.config = std::move(model.config);
-  if (format == LoadFormat::kDummy) {
+  if (format != LoadFormat::kAuto) {
     source.checkpoint = MakeDummyCheckpoint(path, source.config);
     return source;
   }

@@ -61,7 +61,7 @@ class Checkpoint {
   }
 };
 
-enum class LoadFormat { kAuto, kDummy };
+enum class LoadFormat { kAuto, kDummy, kNull };
 
 // MODEL of the command line, opened: headers read and checked, no weight loaded.
 struct ModelSource {
@@ -73,7 +73,8 @@ struct ModelSource {
 
 // A Hugging Face folder (config.json, model.safetensors or its sharded index) or a .gguf file.
 // kDummy needs config.json alone and makes weights from a fixed counter-based generator: the same
-// numbers at every TP size. Every header is checked against its file's size, and every tensor the
+// numbers at every TP size; kNull is the same, for a model whose weights nobody reads
+// (null_decoder.h). Every header is checked against its file's size, and every tensor the
 // model needs against the shape the config implies, before this returns: InvalidArgument or
 // NotFound say file, tensor, expected and found. Without `use_generation_config` the file
 // generation_config.json is not looked at: it may be broken.
