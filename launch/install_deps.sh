@@ -13,6 +13,7 @@ packages=(
   libspdlog-dev libfmt-dev              # messages
   libpcre2-dev libutf8proc-dev          # tokenizers: regular expressions, Unicode normal forms
   libxxhash-dev                         # keys of cached prefixes
+  libboost-dev                          # HTTP: the headers of Beast
 )
 for option in "$@"; do
   case $option in

@@ -70,10 +70,16 @@ endif()
 lockstep_import(pcre2 pcre2.h libpcre2-8.a)
 lockstep_import(utf8proc utf8proc.h libutf8proc.a UTF8PROC_STATIC)
 
-# Of no interest to a program that links Lockstep: spdlog and fmt are compiled into one source file (runtime/core/log.cc).
+# Of no interest to a program that links Lockstep: spdlog and fmt are compiled into one source file (runtime/core/log.cc), what is
+# used of Boost, headers alone, into another (launch/http/http_request_parser.cc).
 if(NOT CMAKE_FIND_PACKAGE_NAME)
   lockstep_find(spdlog)
   # No shared libfmt.
   set_target_properties(spdlog::spdlog_header_only PROPERTIES
     INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
+  find_path(LOCKSTEP_BEAST_INCLUDE_DIR boost/beast/http/basic_parser.hpp)
+  mark_as_advanced(LOCKSTEP_BEAST_INCLUDE_DIR)
+  if(NOT LOCKSTEP_BEAST_INCLUDE_DIR)
+    message(FATAL_ERROR "boost/beast/http/basic_parser.hpp was not found: install the development package of Boost")
+  endif()
 endif()
