@@ -12,6 +12,7 @@
 #include "model/cuda_graph.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_layer.h"
+#include "model/cuda_observation.h"
 #include "model/cuda_ops.h"
 #include "model/cuda_rank_sums.h"
 #include "model/cuda_row_step_model.h"
@@ -42,7 +43,12 @@ class CudaDecoder : public DeviceDecoder {
   CudaDecoder(const ModelConfig& config, const RankPartition& part,
               const CudaDecoderOptions& options, const CudaRankContext& context,
               RotaryEmbedding rope)
-      : config_(config), part_(part), options_(options), rank_(context), rope_(std::move(rope)) {
+      : config_(config),
+        part_(part),
+        options_(options),
+        rank_(context),
+        rope_(std::move(rope)),
+        observation_(context.stream) {
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       geometries_.push_back(LocalGeometry(config, part, layer));
     }
@@ -115,6 +121,7 @@ class CudaDecoder : public DeviceDecoder {
   std::optional<RowStep> row_step_;      // decode steps of one request, where it can make them
   std::map<int64_t, CudaGraph> graphs_;  // by batch size
   std::unique_ptr<CudaAttentionCheck> attention_check_;  // null: not asked for
+  CudaObservation observation_;
 };
 
 absl::Status CudaDecoder::Load(const ModelSource& source,
@@ -167,7 +174,7 @@ absl::Status CudaDecoder::CreateScratch() {
                                  .max_tokens = rows,
                                  .max_rows = options_.max_logits_rows,
                                  .norm_eps = static_cast<float>(config_.rms_norm_eps)};
-  LOCKSTEP_ASSIGN_OR_RETURN(sums_, CudaRankSums::Create(sums, rank_));
+  LOCKSTEP_ASSIGN_OR_RETURN(sums_, CudaRankSums::Create(sums, rank_, observation_));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.qkv, matrix(rows, q_cols() + 2 * kv_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.attended, matrix(rows, q_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.gate_up, matrix(rows, 2 * intermediate, dtype));
@@ -239,9 +246,7 @@ absl::Status CudaDecoder::CheckBatch(const ForwardBatch& batch, const KvPool& po
         batch.num_tokens(), batch.attention.num_requests(), rows, options_.max_num_batched_tokens,
         options_.max_num_seqs, options_.max_logits_rows));
   }
-  if (observed()) {
-    return absl::UnimplementedError("tensors of a forward pass cannot be observed on CUDA");
-  }
+  LOCKSTEP_CHECK(!observed() || !observer()->writes() || rank_.nccl == nullptr);
   LOCKSTEP_CHECK(pool.shape().dtype == options_.kv_dtype &&
                  pool.shape().block_size == options_.block_size);
   return absl::OkStatus();
@@ -258,7 +263,8 @@ int64_t CudaDecoder::GraphBatchSize(const ForwardBatch& batch) const {
 absl::StatusOr<MatrixView> CudaDecoder::Enqueue(const ForwardBatch& batch, const KvPool& pool) {
   LOCKSTEP_RETURN_IF_ERROR(CheckBatch(batch, pool));
   const int64_t logits_rows = std::ssize(batch.logits_rows);
-  const int64_t graph_size = GraphBatchSize(batch);
+  const int64_t graph_size = observed() ? 0 : GraphBatchSize(batch);
+  observation_.BeginStep(observer(), batch.attention.slot_mapping, options_.block_size);
   StepSize size{.tokens = batch.num_tokens(),
                 .requests = batch.attention.num_requests(),
                 .logits_rows = logits_rows};
@@ -330,7 +336,8 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   batch.may_have_prefill = !size.decode_only;
   LOCKSTEP_RETURN_IF_ERROR(GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view,
                                       sums_.Partial(size.tokens, 0), context()));
-  if (row_step_.has_value() && size.requests == 1 && size.tokens == 1 && size.logits_rows == 1) {
+  const bool one_row = size.requests == 1 && size.tokens == 1 && size.logits_rows == 1;
+  if (row_step_.has_value() && one_row && !observed()) {
     return LaunchRowStep(batch);
   }
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
@@ -342,7 +349,9 @@ absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   const MatrixView last = sums_.LastNormed(size.tokens, size.logits_rows);
   const int64_t vocab = part_.vocab.size();
   const MatrixView logits{scratch_.logits.data(), DType::kF32, size.logits_rows, vocab, vocab};
-  return Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context());
+  LOCKSTEP_RETURN_IF_ERROR(
+      Linear(last, head_ ? head_.view : embedding_.view, nullptr, logits, context()));
+  return observation_.Show(kNoLayer, TensorKind::kLogits, logits);
 }
 
 // From the normed residual stream to that of the next layer, or to the rows whose logits are
@@ -361,6 +370,7 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
   LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum - 1), layer.qkv.view,
                                   layer.qkv_bias.view.data, qkv, context()));
   LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
+  LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kAttention, attended));
   LOCKSTEP_RETURN_IF_ERROR(Linear(attended, layer.o.view, layer.o_bias.view.data,
                                   sums_.Partial(rows, o_sum), context()));
   LOCKSTEP_RETURN_IF_ERROR(
@@ -368,7 +378,9 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
 
   LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum), layer.gate_up.view,
                                   layer.gate_up_bias.view.data, gate_up, context()));
+  LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kGateUp, gate_up));
   LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
+  LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kActivated, activated));
   LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
                                   sums_.Partial(rows, o_sum + 1), context()));
   if (l + 1 < config_.num_layers) {
@@ -386,6 +398,7 @@ absl::Status CudaDecoder::LaunchAttention(int64_t l, const MatrixView& qkv,
                            static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_RETURN_IF_ERROR(NormRopeWriteKv(qkv, part_.query_heads.size(), head_norm, Rope(),
                                            batch.slot_mapping, cache, context()));
+  LOCKSTEP_RETURN_IF_ERROR(observation_.ShowQkv(l, qkv, cache));
   if (attention_check_ != nullptr) {
     return attention_check_->Forward(l, layer.attention, batch, workspace_,
                                      {qkv.data, options_.dtype, qkv.stride}, cache, attended,
@@ -405,7 +418,7 @@ RopeTable CudaDecoder::Rope() const {
 
 absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partition) {
   const absl::Status possible = CheckRowSteps(config_, partition, options_);
-  if (part_.query_heads.begin == 0) {  // rank 0
+  if (part_.query_heads.begin == 0 && !options_.always_observed) {  // rank 0
     LogInfo(possible.ok() ? "decode steps of one request: one kernel"
                           : absl::StrCat("decode steps of one request: a chain of kernels (",
                                          absl::string_view(possible.message()), ")"));

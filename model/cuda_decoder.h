@@ -22,6 +22,8 @@ struct CudaDecoderOptions {
   bool graphs = true;  // decode steps are replayed as CUDA graphs
   // Every attention is compared (cuda_attention_check.h): no graphs, no fused decode step.
   bool check_attention = false;
+  // No step is made without an observer: no fused decode step is made ready.
+  bool always_observed = false;
 };
 
 // What the decoder needs of the rank's device; must outlive it.
@@ -35,7 +37,10 @@ struct CudaRankContext {
 
 // As Decoder::Load; the result is a DeviceDecoder. Steps take a pool on the same device, whose
 // stream is the context's. Forward writes the logits to host memory (page-locked, to be fast): when
-// it returns, the step is done. Not supported, by name: observers.
+// it returns, the step is done.
+//
+// With an observer, steps are launched kernel by kernel (no graphs, no fused decode step), and
+// Enqueue waits for every tensor. One that writes is for a decoder of one rank.
 absl::StatusOr<std::unique_ptr<Decoder>> LoadCudaDecoder(
     const ModelSource& source, const std::vector<RankPartition>& partition, int rank,
     const CudaDecoderOptions& options, const CudaRankContext& context, ThreadPool& threads);

@@ -5,11 +5,13 @@
 namespace lockstep {
 
 absl::StatusOr<CudaRankSums> CudaRankSums::Create(const CudaRankSumsOptions& options,
-                                                  const CudaRankContext& rank) {
+                                                  const CudaRankContext& rank,
+                                                  CudaObservation& observation) {
   CudaRankSums sums;
   sums.options_ = options;
   sums.nccl_ = rank.nccl;
   sums.peers_ = rank.peers;
+  sums.observation_ = &observation;
   const int64_t row_bytes = options.hidden_size * SizeOf(options.dtype);
   const auto create = [&](int64_t rows) {
     return DeviceBuffer::Create(rows * row_bytes, "activations of a step");
@@ -59,21 +61,68 @@ absl::Status CudaRankSums::LastSumAndNorm(int64_t num_tokens, const int32_t* row
 absl::Status CudaRankSums::Sum(int64_t num_tokens, int64_t sum, const int32_t* rows,
                                const float* norm, const MatrixView& out,
                                const CudaContext& context) const {
-  const MatrixView residual = Residual(num_tokens);
-  const float eps = options_.norm_eps;
   if (InPeerMemory(num_tokens)) {
-    return SumAddRmsNorm(*peers_, WindowOfSum(sum, options_.num_layers),
-                         sum == 0 ? ResidualUse::kReplace : ResidualUse::kAdd, residual, rows, norm,
-                         eps, out, context);
+    LOCKSTEP_RETURN_IF_ERROR(SumInPeerMemory(num_tokens, sum, rows, norm, out, context));
+    return ShowNorm(num_tokens, sum, out);
   }
+  const MatrixView residual = Residual(num_tokens);
   const MatrixView partial = Partial(num_tokens, sum);
+  const float eps = options_.norm_eps;
   if (nccl_ != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(nccl_->AllReduceSum(partial.data, partial.rows * partial.cols,
                                                  partial.dtype, context.stream));
   }
-  if (sum == 0) return RmsNorm(residual, norm, eps, out, context);
-  if (rows == nullptr) return AddRmsNorm(residual, partial, norm, eps, out, context);
-  return AddRmsNormRows(residual, partial, rows, norm, eps, out, context);
+  LOCKSTEP_RETURN_IF_ERROR(ShowSum(sum, partial));
+  LOCKSTEP_RETURN_IF_ERROR(sum == 0 ? RmsNorm(residual, norm, eps, out, context)
+                           : rows == nullptr
+                               ? AddRmsNorm(residual, partial, norm, eps, out, context)
+                               : AddRmsNormRows(residual, partial, rows, norm, eps, out, context));
+  return ShowNorm(num_tokens, sum, out);
+}
+
+// The kernel does not leave the sum behind. For who looks it makes it once more beforehand, in
+// place of a residual stream and with a norm for nobody: the windows hold the parts until the sum
+// after the next.
+absl::Status CudaRankSums::SumInPeerMemory(int64_t num_tokens, int64_t sum, const int32_t* rows,
+                                           const float* norm, const MatrixView& out,
+                                           const CudaContext& context) const {
+  const int window = WindowOfSum(sum, options_.num_layers);
+  const MatrixView residual = Residual(num_tokens);
+  const float eps = options_.norm_eps;
+  if (sum == 0) {
+    LOCKSTEP_RETURN_IF_ERROR(SumAddRmsNorm(*peers_, window, ResidualUse::kReplace, residual, rows,
+                                           norm, eps, out, context));
+    return ShowSum(sum, residual);
+  }
+  if (observation_->active()) {
+    const MatrixView delta = View(delta_, num_tokens);
+    LOCKSTEP_RETURN_IF_ERROR(SumAddRmsNorm(*peers_, window, ResidualUse::kReplace, delta, nullptr,
+                                           norm, eps, View(normed_, num_tokens), context));
+    LOCKSTEP_RETURN_IF_ERROR(ShowSum(sum, delta));
+  }
+  return SumAddRmsNorm(*peers_, window, ResidualUse::kAdd, residual, rows, norm, eps, out, context);
+}
+
+absl::Status CudaRankSums::ShowSum(int64_t sum, const MatrixView& m) const {
+  if (sum == 0) return observation_->Show(kNoLayer, TensorKind::kEmbedding, m);
+  const bool of_o = sum % 2 == 1;
+  return observation_->Show((sum - 1) / 2, of_o ? TensorKind::kOProj : TensorKind::kDownProj, m);
+}
+
+// And the residual stream, where a sum has been added to it.
+absl::Status CudaRankSums::ShowNorm(int64_t num_tokens, int64_t sum, const MatrixView& out) const {
+  if (sum == 2 * options_.num_layers) {
+    return observation_->Show(kNoLayer, TensorKind::kFinalNorm, out);
+  }
+  const int64_t layer = sum / 2;  // that the norm belongs to
+  const bool of_o = sum % 2 == 1;
+  if (sum > 0) {
+    LOCKSTEP_RETURN_IF_ERROR(observation_->Show(
+        of_o ? layer : layer - 1, of_o ? TensorKind::kAttentionResidual : TensorKind::kMlpResidual,
+        Residual(num_tokens)));
+  }
+  return observation_->Show(layer, of_o ? TensorKind::kPostAttentionNorm : TensorKind::kInputNorm,
+                            out);
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "model/cuda_decoder.h"
+#include "model/cuda_observation.h"
 #include "model/cuda_ops.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/cuda_device.h"
@@ -27,9 +28,11 @@ struct CudaRankSumsOptions {
 // Thread rule: the rank's engine thread. Stream rule: one stream, that of every context.
 class CudaRankSums {
  public:
-  // Allocates; nothing is allocated later. What `rank` points to must outlive the object.
+  // Allocates; nothing is allocated later. What `rank` points to, and `observation`, must outlive
+  // the object. Embedding, sums, residual stream and norms are shown to it, where somebody looks.
   static absl::StatusOr<CudaRankSums> Create(const CudaRankSumsOptions& options,
-                                             const CudaRankContext& rank);
+                                             const CudaRankContext& rank,
+                                             CudaObservation& observation);
 
   // [T, E].
   MatrixView Residual(int64_t num_tokens) const { return View(residual_, num_tokens); }
@@ -51,6 +54,11 @@ class CudaRankSums {
   bool InPeerMemory(int64_t num_tokens) const;
   absl::Status Sum(int64_t num_tokens, int64_t sum, const int32_t* rows, const float* norm,
                    const MatrixView& out, const CudaContext& context) const;
+  absl::Status SumInPeerMemory(int64_t num_tokens, int64_t sum, const int32_t* rows,
+                               const float* norm, const MatrixView& out,
+                               const CudaContext& context) const;
+  absl::Status ShowSum(int64_t sum, const MatrixView& m) const;
+  absl::Status ShowNorm(int64_t num_tokens, int64_t sum, const MatrixView& out) const;
   MatrixView View(const DeviceBuffer& buffer, int64_t num_tokens) const {
     return {buffer.data(), options_.dtype, num_tokens, options_.hidden_size, options_.hidden_size};
   }
@@ -58,6 +66,7 @@ class CudaRankSums {
   CudaRankSumsOptions options_;
   NcclCommunicator* nccl_ = nullptr;
   const PeerWindows* peers_ = nullptr;
+  CudaObservation* observation_ = nullptr;
   DeviceBuffer residual_;  // [T, E]
   DeviceBuffer delta_;     // [T, E] what attention or MLP adds to it
   DeviceBuffer normed_;    // [T, E]

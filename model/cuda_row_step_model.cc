@@ -47,6 +47,7 @@ RowStepLayer RowStepLayerOf(const CudaLayer& layer) {
 absl::Status CheckRowSteps(const ModelConfig& config, const std::vector<RankPartition>& partition,
                            const CudaDecoderOptions& options) {
   if (options.check_attention) return absl::UnimplementedError("attention is compared");
+  if (options.always_observed) return absl::UnimplementedError("every tensor is looked at");
   if (partition.size() > 1) {
     // The kernel can (see its test), but has not been measured against the chain.
     return absl::UnimplementedError("several ranks");

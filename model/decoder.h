@@ -62,6 +62,7 @@ class Decoder {
     if (observer_ != nullptr) observer_->Observe(layer, kind, local);
   }
   bool observed() const { return observer_ != nullptr; }
+  TensorObserver* observer() const { return observer_; }
 
  private:
   TensorObserver* observer_ = nullptr;

@@ -44,6 +44,8 @@ std::string_view Name(TensorKind kind) {
       return "attention";
     case TensorKind::kOProj:
       return "o_proj";
+    case TensorKind::kAttentionResidual:
+      return "residual after attention";
     case TensorKind::kPostAttentionNorm:
       return "post_attention_layernorm";
     case TensorKind::kGateUp:
@@ -52,6 +54,8 @@ std::string_view Name(TensorKind kind) {
       return "activated";
     case TensorKind::kDownProj:
       return "down_proj";
+    case TensorKind::kMlpResidual:
+      return "residual after mlp";
     case TensorKind::kFinalNorm:
       return "norm";
     case TensorKind::kLogits:

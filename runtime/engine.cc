@@ -87,9 +87,6 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
 
 // What the CUDA path cannot do yet, by name and before work.
 absl::Status CheckCudaOptions(const EngineOptions& options) {
-  if (options.check_tp_steps > 0) {
-    return absl::UnimplementedError("--check-tp is not supported on cuda; use --device cpu");
-  }
   if (options.check_attention && options.dtype == DType::kF32) {
     return absl::InvalidArgumentError(
         "--check-attention: on cuda, float32 runs in the plain arithmetic that the others are "
@@ -190,9 +187,9 @@ struct LocalKvMemory {
 };
 
 // COLLECTIVE. Every rank's number of blocks. The weights are loaded everywhere, so the free memory
-// is what they left. `all`: by rank.
+// is what they left. `bytes_per_block`: on CUDA, of all pools on this rank's GPU. `all`: by rank.
 absl::StatusOr<KvBudget> AgreeOnBudget(const EngineOptions& options, int64_t wanted_model_len,
-                                       const KvPoolShape& shape, const CudaSeat* cuda,
+                                       int64_t bytes_per_block, const CudaSeat* cuda,
                                        Communicator& communicator,
                                        std::vector<LocalKvMemory>& all) {
   LocalKvMemory mine;
@@ -200,12 +197,12 @@ absl::StatusOr<KvBudget> AgreeOnBudget(const EngineOptions& options, int64_t wan
     const auto free_bytes = FreeCudaBytes();
     LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, free_bytes.status()));
     mine.free_bytes = *free_bytes;
-    mine.num_blocks = LocalNumCudaBlocks(options, shape.BytesPerBlock(), *free_bytes,
-                                         cuda->binding.info.total_bytes);
+    mine.num_blocks =
+        LocalNumCudaBlocks(options, bytes_per_block, *free_bytes, cuda->binding.info.total_bytes);
   } else {
     mine.free_bytes = AvailableHostMemoryBytes();
-    mine.num_blocks = LocalNumBlocks(options, wanted_model_len, shape.BytesPerBlock(),
-                                     mine.free_bytes, communicator.ranks_on_host());
+    mine.num_blocks = LocalNumBlocks(options, wanted_model_len, bytes_per_block, mine.free_bytes,
+                                     communicator.ranks_on_host());
   }
   all.resize(static_cast<size_t>(communicator.size()));
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&mine, sizeof(mine), all.data()));
@@ -233,6 +230,9 @@ void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wan
       "KV cache: %d blocks of %d tokens = %d tokens, limited by rank %d (%d KV heads, %.1f MiB)%s",
       budget.num_blocks, options.block_size, budget.num_blocks * options.block_size,
       budget.limiting_rank, limiting.kv_heads.size(), mib, free_memory));
+  if (on_cuda && options.check_tp_steps > 0) {
+    LogInfo("--check-tp: rank 0 holds as many blocks of the whole model beside its own");
+  }
   if (budget.max_model_len < wanted_model_len) {
     LogInfo(absl::StrFormat(
         "maximum length: %d tokens, what the KV cache holds, less than the model's %d positions",
@@ -243,17 +243,20 @@ void LogBudget(const KvBudget& budget, const EngineOptions& options, int64_t wan
 // COLLECTIVE.
 absl::StatusOr<std::unique_ptr<TpChecker>> MakeTpChecker(
     const ModelSource& source, const EngineOptions& options,
-    const std::vector<RankPartition>& partition, int64_t max_model_len, int64_t num_blocks,
-    Communicator& communicator, ThreadPool& threads) {
-  const TpCheckOptions check{.num_steps = options.check_tp_steps,
-                             .dtype = options.dtype,
-                             .kv_dtype = options.kv_dtype(),
-                             .max_num_batched_tokens = options.max_num_batched_tokens,
-                             .max_model_len = max_model_len,
-                             .block_size = options.block_size,
-                             .num_blocks = num_blocks,
-                             .attention_backend = options.attention_backend};
-  return TpChecker::Create(source, check, partition, communicator, threads);
+    const std::vector<RankPartition>& partition, int64_t max_model_len, Communicator& communicator,
+    const EngineParts& parts) {
+  const WholeModelOptions whole{
+      .dtype = options.dtype,
+      .kv_dtype = options.kv_dtype(),
+      .max_num_batched_tokens = options.max_num_batched_tokens,
+      .max_num_seqs = options.max_num_seqs,
+      .max_logits_rows = MaxLogitsRows(options.max_num_batched_tokens, options.max_num_seqs,
+                                       source.config.vocab_size),
+      .max_model_len = max_model_len,
+      .block_size = options.block_size,
+      .attention_backend = options.attention_backend};
+  return TpChecker::Create(source, {options.check_tp_steps, whole}, partition, parts.cuda.get(),
+                           communicator, *parts.threads);
 }
 
 EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& options,
@@ -313,6 +316,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   };
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("loading the model", load)));
   times->End("weights");
+  if (options.check_tp_steps > 0) {
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        parts.tp_checker,
+        MakeTpChecker(source, options, partition, wanted_model_len, communicator, parts));
+    times->End("whole model");
+  }
 
   const KvPoolShape shape{
       .num_layers = config.num_layers,
@@ -320,15 +329,20 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
       .head_dim = config.head_dim,
       .block_size = options.block_size,
       .dtype = options.kv_dtype()};
+  int64_t bytes_per_block = shape.BytesPerBlock();
+  if (parts.tp_checker != nullptr) bytes_per_block += parts.tp_checker->gpu_bytes_per_block();
   std::vector<LocalKvMemory> memory;
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      const KvBudget budget,
-      AgreeOnBudget(options, wanted_model_len, shape, parts.cuda.get(), communicator, memory));
+  LOCKSTEP_ASSIGN_OR_RETURN(const KvBudget budget,
+                            AgreeOnBudget(options, wanted_model_len, bytes_per_block,
+                                          parts.cuda.get(), communicator, memory));
   auto pool = on_cuda ? KvPool::CreateOnCuda(shape, budget.num_blocks, parts.cuda->stream.get())
                       : KvPool::Create(shape, budget.num_blocks);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, pool.status()));
   parts.pool = *std::move(pool);
   if (shape.dtype == DType::kF8E4M3) kv_scales.ApplyTo(parts.pool);
+  if (parts.tp_checker != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(parts.tp_checker->CreatePool(budget.num_blocks));
+  }
   times->End("KV pool");
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
@@ -337,11 +351,6 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
   times->End("graphs");
-  if (options.check_tp_steps > 0) {
-    LOCKSTEP_ASSIGN_OR_RETURN(parts.tp_checker,
-                              MakeTpChecker(source, options, partition, wanted_model_len,
-                                            budget.num_blocks, communicator, *parts.threads));
-  }
 
   const PlanLimits limits{.max_num_batched_tokens = options.max_num_batched_tokens,
                           .max_num_seqs = options.max_num_seqs,

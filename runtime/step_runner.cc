@@ -171,8 +171,8 @@ absl::Status StepRunner::ChangePool(const StepPlanView& plan) {
   for (const PlanBlockCopy& copy : plan.block_copies) {
     LOCKSTEP_RETURN_IF_ERROR(pool_.Copy(copy.source, copy.target));
   }
-  if (tp_checker_ != nullptr) tp_checker_->ChangePool(plan.poisoned_blocks, plan.block_copies);
-  return absl::OkStatus();
+  if (tp_checker_ == nullptr) return absl::OkStatus();
+  return tp_checker_->ChangePool(plan.poisoned_blocks, plan.block_copies);
 }
 
 absl::Status StepRunner::RunChecks() {
@@ -180,7 +180,7 @@ absl::Status StepRunner::RunChecks() {
     LOCKSTEP_RETURN_IF_ERROR(Agree(communicator_, checked_attention_->status()));
   }
   if (tp_checker_ == nullptr || !tp_checker_->active()) return absl::OkStatus();
-  return tp_checker_->Check(state_.forward_batch());
+  return tp_checker_->Check(state_.forward_batch(), device_);
 }
 
 absl::Status StepRunner::LogChecks() {

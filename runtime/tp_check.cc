@@ -1,14 +1,12 @@
 #include "runtime/tp_check.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "model/attention_selection.h"
-#include "model/kv_scales.h"
-#include "parallel/local_communicator.h"
 #include "runtime/core/difference.h"
+#include "runtime/core/log.h"
 #include "runtime/tensor_exchange.h"
 
 namespace lockstep {
@@ -24,6 +22,7 @@ struct Command {
 // Where a rank's tensor is apart from one rank's.
 struct Difference {
   double relative = 0;
+  double tolerance = 1;
   int64_t step = 0;
   int64_t layer = kNoLayer;
   TensorKind kind = TensorKind::kEmbedding;
@@ -33,6 +32,11 @@ struct Difference {
   float value = 0;
   float expected = 0;
   std::string place;  // the row in words
+
+  bool apart() const { return relative > tolerance; }
+  bool worse_than(const Difference& other) const {
+    return relative * other.tolerance > other.relative * tolerance;
+  }
 };
 
 int64_t KvColumns(const ModelConfig& config, const RankPartition& partition) {
@@ -63,10 +67,11 @@ std::string DescribeRow(const ForwardBatch& batch, TensorKind kind, int64_t row)
 // Rank 0: sees the tensors of the whole model's forward pass and compares each with the ranks'.
 class TensorComparer : public TensorObserver {
  public:
-  TensorComparer(const ModelConfig& config, const std::vector<RankPartition>& partition,
-                 const RankPartition& whole, Communicator& communicator,
-                 const TensorRecorder& recorder)
+  TensorComparer(const ModelConfig& config, const TpTolerances& tolerances,
+                 const std::vector<RankPartition>& partition, const RankPartition& whole,
+                 Communicator& communicator, const TensorRecorder& recorder)
       : config_(config),
+        tolerances_(tolerances),
         partition_(partition),
         whole_(whole),
         communicator_(communicator),
@@ -81,6 +86,7 @@ class TensorComparer : public TensorObserver {
     if (!status_.ok() || !verdict_.empty()) return;
     status_ = Compare(layer, kind, whole);
   }
+  bool writes() const override { return true; }
 
   // A failed collective: nothing may be sent after it.
   const absl::Status& status() const { return status_; }
@@ -99,6 +105,7 @@ class TensorComparer : public TensorObserver {
   std::string Describe(const Difference& difference) const;
 
   const ModelConfig& config_;
+  const TpTolerances tolerances_;
   const std::vector<RankPartition>& partition_;
   const RankPartition& whole_;
   Communicator& communicator_;
@@ -188,7 +195,12 @@ Difference TensorComparer::CompareRank(int64_t layer, TensorKind kind, const Mat
   const std::vector<ColumnRun> runs = LocalColumns(kind, config_, partition_[rank]);
   const std::vector<ColumnRun> parts = LocalColumns(kind, config_, whole_);
   const int64_t cols = runs.back().local + runs.back().count;
-  Difference worst{.step = step_, .layer = layer, .kind = kind, .rank = rank, .place = ""};
+  Difference worst{.tolerance = tolerances_.activations,
+                   .step = step_,
+                   .layer = layer,
+                   .kind = kind,
+                   .rank = rank,
+                   .place = ""};
   for (int64_t i = 0; i < NumKept(whole.rows); ++i) {
     const int64_t row = KeptRow(i, whole.rows);
     const float* const expected = whole.row<const float>(row);
@@ -196,12 +208,15 @@ Difference TensorComparer::CompareRank(int64_t layer, TensorKind kind, const Mat
     for (size_t part = 0; part < runs.size(); ++part) {
       const ColumnRun& run = runs[part];
       const float scale = LargestMagnitude(expected + parts[part].full, parts[part].count);
+      Difference here = worst;
+      const bool cached = kind == TensorKind::kQkv && part > 0;
+      here.tolerance = cached ? tolerances_.keys_and_values : tolerances_.activations;
+      here.row = row;
       for (int64_t c = 0; c < run.count; ++c) {
         const float value = values[run.local + c];
-        const double relative = RelativeDifference(value, expected[run.full + c], scale);
-        if (!(relative > worst.relative)) continue;
-        worst.relative = relative;
-        worst.row = row;
+        here.relative = RelativeDifference(value, expected[run.full + c], scale);
+        if (!here.worse_than(worst)) continue;
+        worst = here;
         worst.column = run.full + c;
         worst.value = value;
         worst.expected = expected[run.full + c];
@@ -217,12 +232,12 @@ void TensorComparer::Judge(const std::vector<Difference>& ranks) {
   std::vector<int> apart;
   bool same = true;  // all ranks have the same wrong number
   for (const Difference& rank : ranks) {
-    if (rank.relative > worst->relative) worst = &rank;
-    if (rank.relative > kTpTolerance) apart.push_back(rank.rank);
+    if (rank.worse_than(*worst)) worst = &rank;
+    if (rank.apart()) apart.push_back(rank.rank);
     same = same && rank.row == ranks[0].row && rank.column == ranks[0].column &&
            rank.value == ranks[0].value;
   }
-  if (worst->relative > largest_.relative) {
+  if (worst->worse_than(largest_)) {
     largest_ = *worst;
     largest_.place = DescribeRow(*batch_, worst->kind, worst->row);
   }
@@ -230,7 +245,7 @@ void TensorComparer::Judge(const std::vector<Difference>& ranks) {
   verdict_ = absl::StrFormat(
       "step %d: %s is apart on rank%s %s of %d; the tolerance is %.3g. Largest: %s", worst->step,
       TensorName(worst->layer, worst->kind), apart.size() == 1 ? "" : "s",
-      absl::StrJoin(apart, ", "), communicator_.size(), kTpTolerance, Describe(largest_));
+      absl::StrJoin(apart, ", "), communicator_.size(), worst->tolerance, Describe(largest_));
   if (IsSummed(worst->kind) && same) {
     verdict_ +=
         ". All ranks hold the same sum, so a rank's part of it is wrong: its weights or bias of "
@@ -252,68 +267,34 @@ std::string TensorComparer::Summary(int64_t steps) const {
       all_rows_ ? "" : absl::StrFormat(" (at most %d rows of a step)", kCheckedRows));
   if (!verdict_.empty()) return text + ": they differ";
   if (largest_.relative == 0) return text + ": no difference";
-  absl::StrAppend(&text, ": all agree within ", absl::StrFormat("%.3g", kTpTolerance),
-                  "; largest difference: step ", largest_.step, ", ",
+  absl::StrAppend(&text, ": all agree within ", absl::StrFormat("%.3g", tolerances_.activations));
+  if (tolerances_.keys_and_values != tolerances_.activations) {
+    absl::StrAppend(&text, ", keys and values within ",
+                    absl::StrFormat("%.3g", tolerances_.keys_and_values));
+  }
+  absl::StrAppend(&text, "; largest difference: step ", largest_.step, ", ",
                   TensorName(largest_.layer, largest_.kind), ", ", Describe(largest_));
   return text;
-}
-
-// The model of one rank, on rank 0.
-struct WholeModel {
-  std::unique_ptr<Communicator> communicator;
-  std::unique_ptr<AttentionBackend> attention;
-  std::unique_ptr<Decoder> decoder;
-  KvPool pool;
-};
-
-absl::StatusOr<std::unique_ptr<WholeModel>> LoadWhole(const ModelSource& source,
-                                                      const TpCheckOptions& options,
-                                                      const RankPartition& partition,
-                                                      ThreadPool& threads) {
-  const ModelConfig& config = source.config;
-  auto whole = std::make_unique<WholeModel>();
-  whole->communicator = std::move(CreateLocalCommunicators(1)[0]);
-  LOCKSTEP_ASSIGN_OR_RETURN(BackendSelection selection,
-                            SelectAttention(config, options.kv_dtype, options.block_size,
-                                            options.attention_backend, threads));
-  whole->attention = std::move(selection.backend);
-  const DecoderOptions decoder_options{.dtype = options.dtype,
-                                       .max_num_batched_tokens = options.max_num_batched_tokens,
-                                       .max_model_len = options.max_model_len};
-  LOCKSTEP_ASSIGN_OR_RETURN(whole->decoder,
-                            Decoder::Load(source, {partition}, decoder_options, *whole->attention,
-                                          *whole->communicator, threads));
-  const KvPoolShape shape{.num_layers = config.num_layers,
-                          .num_kv_heads = config.num_kv_heads,
-                          .head_dim = config.head_dim,
-                          .block_size = options.block_size,
-                          .dtype = options.kv_dtype};
-  LOCKSTEP_ASSIGN_OR_RETURN(whole->pool, KvPool::Create(shape, options.num_blocks));
-  if (options.kv_dtype == DType::kF8E4M3) {
-    LOCKSTEP_ASSIGN_OR_RETURN(const KvScales scales,
-                              ReadKvScales(*source.checkpoint, config.num_layers));
-    scales.ApplyTo(whole->pool);
-  }
-  return whole;
 }
 
 }  // namespace
 
 struct TpChecker::Impl {
   Impl(const ModelConfig& model_config, const TpCheckOptions& check_options,
-       const std::vector<RankPartition>& rank_partition, const RankPartition& whole_part,
-       Communicator& ranks)
+       const TpTolerances& tolerances, const std::vector<RankPartition>& rank_partition,
+       const RankPartition& whole_part, Communicator& ranks)
       : config(model_config),
         options(check_options),
         partition(rank_partition),
         whole_partition(whole_part),
         communicator(ranks),
         recorder(KvColumns(config, partition[static_cast<size_t>(ranks.rank())])),
-        comparer(config, partition, whole_partition, communicator, recorder) {}
+        comparer(config, tolerances, partition, whole_partition, communicator, recorder) {}
 
-  absl::Status Lead(const ForwardBatch& batch);
+  absl::Status Lead(const ForwardBatch& batch, const DeviceDecoder* device);
   absl::Status Follow();
-  absl::Status RunWhole(const ForwardBatch& batch);
+  // COLLECTIVE. A part of the start that rank 0 alone has.
+  absl::Status OnRank0(const std::function<absl::Status()>& start);
 
   const ModelConfig config;
   const TpCheckOptions options;
@@ -326,20 +307,11 @@ struct TpChecker::Impl {
   std::unique_ptr<WholeModel> whole;  // rank 0, until the last step
 };
 
-absl::Status TpChecker::Impl::RunWhole(const ForwardBatch& batch) {
-  const int64_t rows = static_cast<int64_t>(batch.logits_rows.size());
-  const int64_t bytes = rows * config.vocab_size * static_cast<int64_t>(sizeof(float));
-  LOCKSTEP_ASSIGN_OR_RETURN(const Buffer logits,
-                            Buffer::Create(bytes, "--check-tp: logits of one rank"));
-  return whole->decoder->Forward(
-      batch, whole->pool, {logits.data(), DType::kF32, rows, config.vocab_size, config.vocab_size});
-}
-
 // Whatever the forward pass of one rank comes to, the others are told, and all return alike.
-absl::Status TpChecker::Impl::Lead(const ForwardBatch& batch) {
+absl::Status TpChecker::Impl::Lead(const ForwardBatch& batch, const DeviceDecoder* device) {
   comparer.Begin(batch, steps);
-  const absl::Status ran =
-      CatchExhaustion("--check-tp: the step on one rank", [&] { return RunWhole(batch); });
+  const absl::Status ran = CatchExhaustion("--check-tp: the step on one rank",
+                                           [&] { return whole->Run(batch, device, comparer); });
   LOCKSTEP_RETURN_IF_ERROR(comparer.status());
   const std::string verdict = ran.ok() ? comparer.verdict() : std::string(ran.message());
   Command done{.tensor = -1, .verdict_bytes = static_cast<int64_t>(verdict.size())};
@@ -375,9 +347,35 @@ absl::Status CheckTpNeedsRanks(int num_ranks) {
       "--check-tp needs at least two ranks: it compares them with one");
 }
 
+absl::Status TpChecker::Impl::OnRank0(const std::function<absl::Status()>& start) {
+  const char* const what = "--check-tp: the whole model on rank 0";
+  return Agree(communicator, CatchExhaustion(what, [&]() -> absl::Status {
+                 if (communicator.rank() != 0) return absl::OkStatus();
+                 return Annotate(start(), what);
+               }));
+}
+
+TpTolerances TpTolerancesOf(DType activations, DType keys_and_values) {
+  const auto of = [](DType dtype) {
+    switch (dtype) {
+      case DType::kF32:
+        return 0x1p-12;
+      case DType::kF16:
+        return 0x1p-8;
+      case DType::kBF16:
+        return 0x1p-5;
+      case DType::kF8E4M3:
+        return 0x1p-2;
+    }
+    LOCKSTEP_CHECK(false);
+  };
+  return {of(activations), std::max(of(activations), of(keys_and_values))};
+}
+
 absl::StatusOr<std::unique_ptr<TpChecker>> TpChecker::Create(
     const ModelSource& source, const TpCheckOptions& options,
-    const std::vector<RankPartition>& partition, Communicator& communicator, ThreadPool& threads) {
+    const std::vector<RankPartition>& partition, const CudaSeat* cuda, Communicator& communicator,
+    ThreadPool& threads) {
   LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(communicator.size()));
   if (options.num_steps < 1) {
     return absl::InvalidArgumentError(
@@ -385,20 +383,26 @@ absl::StatusOr<std::unique_ptr<TpChecker>> TpChecker::Create(
   }
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> whole_partition,
                             PartitionModel(source.config.Dims(), 1));
-  auto impl =
-      std::make_unique<Impl>(source.config, options, partition, whole_partition[0], communicator);
-  LOCKSTEP_RETURN_IF_ERROR(Agree(
-      communicator, CatchExhaustion("--check-tp: the whole model on rank 0", [&]() -> absl::Status {
-        if (communicator.rank() != 0) return absl::OkStatus();
-        auto whole = LoadWhole(source, options, impl->whole_partition, threads);
-        if (!whole.ok()) {
-          return Annotate(whole.status(), "--check-tp: the whole model on rank 0");
-        }
-        impl->whole = *std::move(whole);
-        impl->whole->decoder->set_observer(&impl->comparer);
-        return absl::OkStatus();
-      })));
+  const WholeModelOptions& model = options.model;
+  const TpTolerances tolerances = cuda != nullptr ? TpTolerancesOf(model.dtype, model.kv_dtype)
+                                                  : TpTolerancesOf(DType::kF32, DType::kF32);
+  auto impl = std::make_unique<Impl>(source.config, options, tolerances, partition,
+                                     whole_partition[0], communicator);
+  LOCKSTEP_RETURN_IF_ERROR(impl->OnRank0([&]() -> absl::Status {
+    LogInfo("--check-tp: rank 0 loads the whole model besides its share");
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        impl->whole, WholeModel::Load(source, model, impl->whole_partition, cuda, threads));
+    return absl::OkStatus();
+  }));
   return std::unique_ptr<TpChecker>(new TpChecker(std::move(impl)));
+}
+
+int64_t TpChecker::gpu_bytes_per_block() const {
+  return impl_->whole == nullptr ? 0 : impl_->whole->gpu_bytes_per_block();
+}
+
+absl::Status TpChecker::CreatePool(int64_t num_blocks) {
+  return impl_->OnRank0([&] { return impl_->whole->CreatePool(num_blocks); });
 }
 
 TpChecker::TpChecker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -408,23 +412,18 @@ bool TpChecker::active() const { return impl_->steps < impl_->options.num_steps;
 
 TensorObserver* TpChecker::observer() { return active() ? &impl_->recorder : nullptr; }
 
-void TpChecker::ChangePool(std::span<const int32_t> poisoned_blocks,
-                           std::span<const PlanBlockCopy> block_copies) {
-  if (impl_->whole == nullptr) return;
-  for (const int32_t block : poisoned_blocks) {
-    impl_->whole->pool.Poison(block).IgnoreError();  // host memory: it does not fail
-  }
-  for (const PlanBlockCopy& copy : block_copies) {
-    impl_->whole->pool.Copy(copy.source, copy.target).IgnoreError();
-  }
+absl::Status TpChecker::ChangePool(std::span<const int32_t> poisoned_blocks,
+                                   std::span<const PlanBlockCopy> block_copies) {
+  if (impl_->whole == nullptr) return absl::OkStatus();
+  return impl_->whole->ChangePool(poisoned_blocks, block_copies);
 }
 
-absl::Status TpChecker::Check(const ForwardBatch& batch) {
+absl::Status TpChecker::Check(const ForwardBatch& batch, const DeviceDecoder* device) {
   LOCKSTEP_CHECK(active());
   Communicator& communicator = impl_->communicator;
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, impl_->recorder.status()));
   ++impl_->steps;
-  LOCKSTEP_RETURN_IF_ERROR(communicator.rank() == 0 ? impl_->Lead(batch) : impl_->Follow());
+  LOCKSTEP_RETURN_IF_ERROR(communicator.rank() == 0 ? impl_->Lead(batch, device) : impl_->Follow());
   impl_->recorder.Clear();
   if (!active()) {
     impl_->whole.reset();

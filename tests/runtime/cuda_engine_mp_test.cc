@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <functional>
 
+#include "model/checkpoint/tensor_names.h"
 #include "parallel/local_communicator.h"
 #include "tests/model/golden_files.h"
+#include "tests/model/memory_checkpoint.h"
 #include "tests/parallel/gpu_job.h"
 #include "tests/runtime/random_schedule.h"
 
@@ -195,6 +197,155 @@ TEST_F(CudaEngineTest, RandomMixesGetWhatTheCpuGivesThemAlone) {
   EXPECT_LE(odd, kMaxOdd);
   EXPECT_GT(sums.num_preemptions, num_mixes / 2) << "the test is blind for preemption";
   EXPECT_GT(sums.prefix_cache_hit_tokens, 10 * num_mixes) << "the test is blind for prefix hits";
+}
+
+// 9 query heads over 3 KV heads: on 2 ranks (5 + 4) KV head 1 is on both. F and V split unevenly.
+ModelConfig NineHeads() {
+  ModelConfig config;
+  config.model_type = "llama";
+  config.hidden_size = 80;
+  config.intermediate_size = 100;
+  config.num_layers = 2;
+  config.num_query_heads = 9;
+  config.num_kv_heads = 3;
+  config.head_dim = 16;
+  config.vocab_size = 121;
+  config.max_position_embeddings = 2048;
+  config.qk_norm = true;
+  config.qkv_bias = true;
+  config.o_bias = true;
+  config.mlp_bias = true;
+  config.layer_windows = {0, 0};
+  return config;
+}
+
+// A prompt whose step is too long for the windows of peers.
+constexpr int64_t kBeyondWindows = 1100;
+
+// Of one tensor every rectangle that is read has another first element.
+class WrongCheckpoint : public MemoryCheckpoint {
+ public:
+  WrongCheckpoint(const ModelConfig& config, std::string tensor)
+      : MemoryCheckpoint(config), tensor_(std::move(tensor)) {}
+  absl::Status Read(const std::string& name, Range rows, Range cols,
+                    const MatrixView& dst) const override {
+    LOCKSTEP_RETURN_IF_ERROR(MemoryCheckpoint::Read(name, rows, cols, dst));
+    if (name != tensor_) return absl::OkStatus();
+    const float wrong = 20;
+    Convert(DType::kF32, &wrong, dst.dtype, dst.data, 1);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string tensor_;
+};
+
+// COLLECTIVE. Prompts, one of `longest` tokens, a fork, and decode steps. Rank 1 has a wrong
+// `tensor`, unless that is empty. This rank's status.
+absl::Status RunChecked(EngineOptions options, int64_t longest, const std::string& tensor,
+                        std::vector<Result>& results) {
+  const ModelConfig config = NineHeads();
+  ModelSource source{.path = "", .config = config, .generation = {}, .checkpoint = nullptr};
+  source.checkpoint = std::make_unique<WrongCheckpoint>(config, job->rank() == 1 ? tensor : "");
+  options.device = DeviceKind::kCuda;
+  options.max_num_seqs = 8;
+  options.kv_cache_memory_bytes = 32 << 20;
+  options.poison_freed_blocks = true;
+  const std::unique_ptr<Engine> engine = VALUE_OR_ABORT(Engine::Create(source, options, *job));
+  if (job->rank() != 0) return engine->Follow();
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  sampling.ignore_eos = true;
+  sampling.max_tokens = 12;
+  Draw draw(5);
+  results.resize(5);
+  for (size_t i = 0; i < 3; ++i) {
+    const int64_t length = i == 1 ? longest : draw.Int(3, 40);
+    OR_ABORT(engine->Submit(Recorded(draw.Tokens(length), sampling, &results[i])).status());
+  }
+  sampling.n = 2;
+  OR_ABORT(engine->Submit(RecordedChoices(draw.Tokens(21), sampling, &results[3])).status());
+  LOCKSTEP_RETURN_IF_ERROR(engine->RunUntilIdle());
+  return engine->Stop();
+}
+
+class CudaTpCheckTest : public CudaEngineTest,
+                        public testing::WithParamInterface<std::pair<DType, DType>> {
+ protected:
+  void SetUp() override {
+    CudaEngineTest::SetUp();
+    if (job->size() < 2) GTEST_SKIP() << "--check-tp needs at least two ranks";
+    options_.dtype = GetParam().first;
+    options_.kv_cache_dtype = GetParam().second;
+  }
+
+  EngineOptions options_;
+};
+
+TEST_P(CudaTpCheckTest, RanksThatComputeWhatOneDoesAgree) {
+  std::vector<Result> plain, checked, first;
+  OR_ABORT(RunChecked(options_, kBeyondWindows, "", plain));
+  OR_ABORT(job->Barrier());
+  options_.check_tp_steps = 1000;
+  const absl::Status all = RunChecked(options_, kBeyondWindows, "", checked);
+  EXPECT_TRUE(all.ok()) << all;
+  OR_ABORT(job->Barrier());
+  // Back from looking at every tensor to graphs.
+  options_.check_tp_steps = 3;
+  const absl::Status some = RunChecked(options_, kBeyondWindows, "", first);
+  EXPECT_TRUE(some.ok()) << some;
+  OR_ABORT(job->Barrier());
+  if (job->rank() != 0) return;
+  EXPECT_EQ(plain[1].tokens.size(), 12u);
+  if (GetParam().first != DType::kF32) return;  // other kernels, by the size of a batch
+  EXPECT_TRUE(checked == plain);
+  EXPECT_TRUE(first == plain);
+}
+
+TEST_P(CudaTpCheckTest, AWrongWeightOfOneRankIsNamed) {
+  options_.check_tp_steps = 3;
+  std::string all_ranks = " is apart on ranks 0";
+  for (int rank = 1; rank < job->size(); ++rank) absl::StrAppend(&all_ranks, ", ", rank);
+  const std::string of = absl::StrFormat(" of %d; the tolerance is ", job->size());
+  int64_t longest = 20;
+  const std::string one = " is apart on rank 1" + of, all = all_ranks + of;
+  for (const auto& [tensor, expected] : std::vector<std::pair<std::string, std::string>>{
+           {LayerTensor(1, kQWeight), "layer 1 qkv" + one},
+           {LayerTensor(0, kVWeight), "layer 0 qkv" + one},
+           {LayerTensor(0, kInputNorm), "layer 0 input_layernorm" + one},
+           {LayerTensor(1, kOWeight), "layer 1 o_proj" + all},
+           {LayerTensor(0, kPostAttentionNorm), "layer 0 post_attention_layernorm" + one},
+           {LayerTensor(1, kUpWeight), "layer 1 gate_up" + one},
+           {LayerTensor(0, kDownWeight), "layer 0 down_proj" + all},
+           {kFinalNorm, "norm" + one},
+           {kLmHead, "logits" + one}}) {
+    std::vector<Result> results;
+    longest = longest == 20 ? kBeyondWindows : 20;  // NCCL's sums, and those in peers' memory
+    const absl::Status status = RunChecked(options_, longest, tensor, results);
+    OR_ABORT(job->Barrier());
+    EXPECT_TRUE(absl::IsInternal(status)) << status;
+    EXPECT_NE(status.message().find("--check-tp: step 1: " + expected), absl::string_view::npos)
+        << tensor << ": " << status;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaTpCheckTest,
+                         testing::Values(std::pair{DType::kF32, DType::kF32},
+                                         std::pair{DType::kBF16, DType::kBF16},
+                                         std::pair{DType::kF16, DType::kF16},
+                                         std::pair{DType::kBF16, DType::kF8E4M3}),
+                         [](const auto& info) {
+                           return absl::StrCat(std::string(Name(info.param.first)), "_cache_",
+                                               std::string(Name(info.param.second)));
+                         });
+
+TEST_F(CudaEngineTest, ComparingOneRankIsRefused) {
+  if (job->size() > 1) GTEST_SKIP() << "for one rank";
+  EngineOptions options;
+  options.device = DeviceKind::kCuda;
+  options.check_tp_steps = 1;
+  const absl::Status status = Engine::Create(MakeSource(NineHeads()), options, *job).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ struct Outcome {
 absl::Status RunSteps(ModelRunner& runner, TpChecker& checker, bool pool_change_forgotten) {
   runner.set_after_forward([&](const ForwardBatch& batch) {
     if (!checker.active()) return absl::OkStatus();
-    const absl::Status status = checker.Check(batch);
+    const absl::Status status = checker.Check(batch, nullptr);
     runner.decoder().set_observer(checker.observer());
     return status;
   });
@@ -114,7 +114,9 @@ absl::Status RunSteps(ModelRunner& runner, TpChecker& checker, bool pool_change_
   fork.back() = target;
   LOCKSTEP_CHECK(runner.pool().Poison(target).ok());
   LOCKSTEP_CHECK(runner.pool().Copy(copy.source, copy.target).ok());
-  if (!pool_change_forgotten) checker.ChangePool({&target, 1}, {&copy, 1});
+  if (!pool_change_forgotten) {
+    LOCKSTEP_RETURN_IF_ERROR(checker.ChangePool({&target, 1}, {&copy, 1}));
+  }
   LOCKSTEP_RETURN_IF_ERROR(step({{2, {99}, 14, 13}, {0, {15}, 14, 13}}));
   return step({{1, {3}, 5, 5}, {2, {98}, 15, 13}});
 }
@@ -143,17 +145,18 @@ Outcome RunJob(const ModelConfig& config, int ranks, const Fault& fault, const S
     auto runner = ModelRunner::Create(faulty, options, decoder_communicator);
     LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, runner.status()));
     const TpCheckOptions check{.num_steps = num_steps,
-                               .dtype = dtype,
-                               .kv_dtype = dtype,
-                               .max_num_batched_tokens = options.max_num_batched_tokens,
-                               .max_model_len = options.max_model_len,
-                               .block_size = ModelRunner::kBlockSize,
-                               .num_blocks = (*runner)->pool().num_blocks(),
-                               .attention_backend = ""};
+                               .model = {.dtype = dtype,
+                                         .kv_dtype = dtype,
+                                         .max_num_batched_tokens = options.max_num_batched_tokens,
+                                         .max_model_len = options.max_model_len,
+                                         .block_size = ModelRunner::kBlockSize}};
     LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
                               PartitionModel(config.Dims(), ranks));
-    LOCKSTEP_ASSIGN_OR_RETURN(auto checker, TpChecker::Create(source, check, partition,
-                                                              communicator, (*runner)->threads()));
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        auto checker, TpChecker::Create(source, check, partition, /*cuda=*/nullptr, communicator,
+                                        (*runner)->threads()));
+    LOCKSTEP_RETURN_IF_ERROR(checker->CreatePool((*runner)->pool().num_blocks()));
+    EXPECT_EQ(checker->gpu_bytes_per_block(), 0);
     const absl::Status status = steps(**runner, *checker);
     if (communicator.rank() == 0) outcome.summary = checker->Summary();
     return status;
@@ -327,12 +330,13 @@ TEST_P(TpCheckTest, BlockCopiesMustReachTheChecker) {
 // A read of a poisoned block gives NaN on both sides: a fault, but none between ranks.
 TEST_P(TpCheckTest, PoisonedBlocksReachTheChecker) {
   const Steps steps = [](ModelRunner& runner, TpChecker& checker) {
-    runner.set_after_forward([&](const ForwardBatch& batch) { return checker.Check(batch); });
+    runner.set_after_forward(
+        [&](const ForwardBatch& batch) { return checker.Check(batch, nullptr); });
     runner.decoder().set_observer(checker.observer());
     LOCKSTEP_RETURN_IF_ERROR(runner.Step({{0, {1, 2, 3, 4, 5}, 0, 5}}).status());
     const int32_t block = runner.table(0)[0];
     LOCKSTEP_CHECK(runner.pool().Poison(block).ok());
-    checker.ChangePool({&block, 1}, {});
+    LOCKSTEP_RETURN_IF_ERROR(checker.ChangePool({&block, 1}, {}));
     LOCKSTEP_ASSIGN_OR_RETURN(const Logits logits, runner.Step({{0, {6}, 5, 5}}));
     EXPECT_TRUE(std::isnan(logits[0][0]));
     return absl::OkStatus();
@@ -348,7 +352,8 @@ TEST_P(TpCheckTest, OfALongStepTheFirstAndLastRowsAreCompared) {
   prompt[128] = prompt[171] = 3;
   prompt[172] = 4;
   const Steps steps = [&](ModelRunner& runner, TpChecker& checker) {
-    runner.set_after_forward([&](const ForwardBatch& batch) { return checker.Check(batch); });
+    runner.set_after_forward(
+        [&](const ForwardBatch& batch) { return checker.Check(batch, nullptr); });
     runner.decoder().set_observer(checker.observer());
     return runner.Step({{0, prompt, 0, 300}}).status();
   };
@@ -371,6 +376,18 @@ TEST_P(TpCheckTest, OfALongStepTheFirstAndLastRowsAreCompared) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TpCheckTest, testing::Values(2, 3),
                          [](const auto& info) { return absl::StrCat("Np", info.param); });
 
+TEST(TpTolerancesTest, FollowTheTypes) {
+  const TpTolerances exact = TpTolerancesOf(DType::kF32, DType::kF32);
+  EXPECT_EQ(exact.activations, 0x1p-12);
+  EXPECT_EQ(exact.keys_and_values, 0x1p-12);
+  const TpTolerances bf16 = TpTolerancesOf(DType::kBF16, DType::kBF16);
+  EXPECT_EQ(bf16.activations, bf16.keys_and_values);
+  const TpTolerances fp8 = TpTolerancesOf(DType::kBF16, DType::kF8E4M3);
+  EXPECT_EQ(fp8.activations, bf16.activations);
+  EXPECT_GT(fp8.keys_and_values, 0.125);  // the next number of 4 bits
+  EXPECT_LT(fp8.keys_and_values, 1);
+}
+
 TEST(TpCheckRefusalTest, OneRankIsNotCompared) {
   const Outcome outcome = RunJob(1, {});
   EXPECT_TRUE(absl::IsInvalidArgument(outcome.statuses[0])) << outcome.statuses[0];
@@ -389,13 +406,11 @@ TEST(TpCheckRefusalTest, AFaultAtLoadingIsToldToAllRanks) {
     ThreadPool threads(1);
     return TpChecker::Create(source,
                              {.num_steps = 1,
-                              .dtype = DType::kF32,
-                              .max_num_batched_tokens = 8,
-                              .max_model_len = 8,
-                              .block_size = 4,
-                              .num_blocks = 2,
-                              .attention_backend = ""},
-                             *partition, communicator, threads)
+                              .model = {.dtype = DType::kF32,
+                                        .max_num_batched_tokens = 8,
+                                        .max_model_len = 8,
+                                        .block_size = 4}},
+                             *partition, /*cuda=*/nullptr, communicator, threads)
         .status();
   });
   for (const absl::Status& status : statuses) {
