@@ -6,7 +6,8 @@
 #   tests     CTest's labels gpu1 and, where there are two GPUs, gpu2: kernels, collectives, and the whole engine on the reference
 #             checkpoints (float32 and bfloat16, 1 and 2 GPUs) and on random request mixes
 #   ranks     who gets which GPU, and what is said where that cannot work (gpu_ranks.sh)
-#   golden    the program itself on some reference checkpoints, and against the CPU in the shape of SmolLM2-135M
+#   golden    the program itself on some reference checkpoints, and against the CPU (gpu_real_model.sh) in the shape of SmolLM2-135M and
+#             on the model itself where it is there
 #   sanitize  compute-sanitizer on attention, on the kernels of a step and on the sum over ranks: minutes
 # Without PART: tests, ranks and golden. LOCKSTEP_SHARED names the folder of reference data (default: `shared` beside the checkout);
 # SMOLLM2 a SmolLM2-135M-Instruct folder or file (default: where the quick start puts it).
@@ -74,24 +75,6 @@ run_tests() {
 
 run_ranks() { timed "ranks and GPUs" bash tests/gpu_ranks.sh $build/lockstep; }
 
-# The same greedy ids in float32 on the CPU and on 1 and 2 GPUs.
-ids() {  # ids RANKS DEVICE MODEL OPTION...
-  local ranks=$1 device=$2; shift 2
-  LOCKSTEP=$build/lockstep bash launch/run.sh -n "$ranks" generate "$@" --device "$device" --dtype float32 --temperature 0 \
-    --ignore-eos --max-tokens 48 --kv-cache-memory 256M --max-num-seqs 8 --max-model-len 1024 --json --log-level error
-}
-same_ids() {  # same_ids MODEL OPTION...
-  local expected got ranks
-  expected=$(ids 1 cpu "$@") || return 1
-  for ranks in 1 2; do
-    [ $ranks -le "$gpus" ] || continue
-    got=$(ids $ranks cuda "$@") || return 1
-    [ "$got" = "$expected" ] && continue
-    printf '%d GPUs: %s\nthe CPU: %s\n' $ranks "$got" "$expected"
-    return 1
-  done
-}
-
 run_golden() {
   local check=$LOCKSTEP_SHARED/tools/golden_check.py ranks=1 smollm2
   [ "$gpus" -ge 2 ] && ranks=1,2
@@ -103,14 +86,14 @@ run_golden() {
     skip "reference checkpoints by the program" "no golden and tools/golden_check.py in $LOCKSTEP_SHARED"
   fi
   if [ -d "$LOCKSTEP_SHARED/configs/SmolLM2-135M" ]; then
-    timed "dummy weights of SmolLM2-135M: the CPU's ids" same_ids "$LOCKSTEP_SHARED/configs/SmolLM2-135M" --load-format dummy \
-      --ids 1,2,3,4,5
+    timed "dummy weights of SmolLM2-135M: the CPU's ids" bash tests/gpu_real_model.sh $build/lockstep \
+      "$LOCKSTEP_SHARED/configs/SmolLM2-135M" --load-format dummy
   else
     skip "dummy weights of SmolLM2-135M" "no configs/SmolLM2-135M in $LOCKSTEP_SHARED"
   fi
   smollm2=${SMOLLM2:-$(ls -d "${XDG_CACHE_HOME:-$HOME/.cache}"/lockstep/SmolLM2-135M-Instruct/*.gguf 2>/dev/null | head -n 1)}
   if [ -e "$smollm2" ]; then
-    timed "SmolLM2-135M-Instruct: the CPU's ids" same_ids "$smollm2" --prompt "The three primary colours are"
+    timed "SmolLM2-135M-Instruct: the CPU's ids" bash tests/gpu_real_model.sh $build/lockstep "$smollm2"
   else
     skip "SmolLM2-135M-Instruct" "not there (bash launch/quickstart.sh fetches it; SMOLLM2 names it)"
   fi
