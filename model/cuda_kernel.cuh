@@ -95,16 +95,32 @@ __device__ __forceinline__ void StoreVector(const Vector<T, kSize>& value, T* to
   *reinterpret_cast<Vector<T, kSize>*>(to) = value;
 }
 
-// Sum over the block of each thread's value, the same to all threads. blockDim.x is a multiple of
-// 32, at most 512. warp_sums: shared, [16]; free again behind the next barrier.
-__device__ __forceinline__ float BlockSum(float value, float* warp_sums) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+// Sums over the block of each thread's values, the same to all threads. blockDim.x is a multiple of
+// 32, at most 512. warp_sums: shared; free again behind the next barrier.
+template <int kCount>
+__device__ __forceinline__ void BlockSums(float (&values)[kCount], float (*warp_sums)[16]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      values[i] += __shfl_xor_sync(~0u, values[i], lanes);
+    }
+    if (threadIdx.x % 32 == 0) warp_sums[i][threadIdx.x / 32] = values[i];
+  }
   __syncthreads();
   const unsigned lane = threadIdx.x % 32;
-  value = lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f;
-  for (int lanes = 8; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
-  return __shfl_sync(~0u, value, 0);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = lane < blockDim.x / 32 ? warp_sums[i][lane] : 0.0f;
+    for (int lanes = 8; lanes > 0; lanes /= 2) {
+      values[i] += __shfl_xor_sync(~0u, values[i], lanes);
+    }
+    values[i] = __shfl_sync(~0u, values[i], 0);
+  }
+}
+__device__ __forceinline__ float BlockSum(float value, float* warp_sums) {
+  float values[1] = {value};
+  BlockSums<1>(values, reinterpret_cast<float(*)[16]>(warp_sums));
+  return values[0];
 }
 
 inline bool IsAligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }

@@ -10,6 +10,7 @@
 #include "model/cuda_decoder.h"
 #include "model/cuda_observation.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_sum.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/cuda_device.h"
 #include "runtime/core/status.h"
@@ -30,11 +31,12 @@ class CudaRankSums {
  public:
   // Allocates; nothing is allocated later. What `rank` points to, and `observation`, must outlive
   // the object. Embedding, sums, residual stream and norms are shown to it, where somebody looks.
+  // Where there is peer memory, logs which sums take which path.
   static absl::StatusOr<CudaRankSums> Create(const CudaRankSumsOptions& options,
                                              const CudaRankContext& rank,
                                              CudaObservation& observation);
 
-  // [T, E].
+  // [T, E]. The rows dealt to this rank alone where the sums of so many tokens are two-shot.
   MatrixView Residual(int64_t num_tokens) const { return View(residual_, num_tokens); }
   // Where this rank's part of a sum goes, [T, E].
   MatrixView Partial(int64_t num_tokens, int64_t sum) const;
@@ -51,12 +53,15 @@ class CudaRankSums {
                               const float* norm, const CudaContext& context) const;
 
  private:
-  bool InPeerMemory(int64_t num_tokens) const;
+  SumPath Path(int64_t num_tokens) const;
   absl::Status Sum(int64_t num_tokens, int64_t sum, const int32_t* rows, const float* norm,
                    const MatrixView& out, const CudaContext& context) const;
   absl::Status SumInPeerMemory(int64_t num_tokens, int64_t sum, const int32_t* rows,
                                const float* norm, const MatrixView& out,
                                const CudaContext& context) const;
+  absl::Status SumForObserver(int64_t num_tokens, int64_t sum, const float* norm,
+                              const CudaContext& context) const;
+  MatrixView WholeResidual(int64_t num_tokens) const;
   absl::Status ShowSum(int64_t sum, const MatrixView& m) const;
   absl::Status ShowNorm(int64_t num_tokens, int64_t sum, const MatrixView& out) const;
   MatrixView View(const DeviceBuffer& buffer, int64_t num_tokens) const {
@@ -67,6 +72,7 @@ class CudaRankSums {
   NcclCommunicator* nccl_ = nullptr;
   const PeerWindows* peers_ = nullptr;
   CudaObservation* observation_ = nullptr;
+  SumPaths paths_;
   DeviceBuffer residual_;  // [T, E]
   DeviceBuffer delta_;     // [T, E] what attention or MLP adds to it
   DeviceBuffer normed_;    // [T, E]

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -21,6 +22,21 @@ constexpr int64_t kPageBytes = int64_t{2} << 20;
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 int64_t FlagsOffset(int64_t window_bytes) { return PeerWindows::kNumWindows * window_bytes; }
+
+// What the ranks tell each other.
+struct RankMemory {
+  cudaIpcMemHandle_t handle;
+  int num_multiprocessors;
+};
+
+absl::Status Describe(void* memory, bool shared, RankMemory& description) {
+  int device = 0;
+  LOCKSTEP_CUDA(cudaGetDevice(&device));
+  LOCKSTEP_CUDA(cudaDeviceGetAttribute(&description.num_multiprocessors,
+                                       cudaDevAttrMultiProcessorCount, device));
+  if (shared) LOCKSTEP_CUDA(cudaIpcGetMemHandle(&description.handle, memory));
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -60,19 +76,19 @@ absl::Status PeerWindows::Allocate(int rank, int size, int64_t window_bytes) {
 
 // COLLECTIVE.
 absl::Status PeerWindows::Open(Communicator& host) {
-  cudaIpcMemHandle_t mine = {};
-  absl::Status status;
-  if (addresses_.size > 1) {
-    status = CudaStatus(cudaIpcGetMemHandle(&mine, own_), "cudaIpcGetMemHandle");
-  }
+  RankMemory mine = {};
+  absl::Status status = Describe(own_, addresses_.size > 1, mine);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, status));
-  std::vector<cudaIpcMemHandle_t> handles(addresses_.size);
-  LOCKSTEP_RETURN_IF_ERROR(host.AllGather(&mine, sizeof(mine), handles.data()));
+  std::vector<RankMemory> all(addresses_.size);
+  LOCKSTEP_RETURN_IF_ERROR(host.AllGather(&mine, sizeof(mine), all.data()));
+  for (const RankMemory& memory : all) {
+    max_blocks_ = std::min(max_blocks_, memory.num_multiprocessors);
+  }
   for (int rank = 0; rank < addresses_.size && status.ok(); ++rank) {
     if (rank == addresses_.rank) continue;
     void* mapped = nullptr;
     status =
-        CudaStatus(cudaIpcOpenMemHandle(&mapped, handles[rank], cudaIpcMemLazyEnablePeerAccess),
+        CudaStatus(cudaIpcOpenMemHandle(&mapped, all[rank].handle, cudaIpcMemLazyEnablePeerAccess),
                    "cudaIpcOpenMemHandle");
     if (status.ok()) addresses_.windows[rank] = static_cast<char*>(mapped);
   }

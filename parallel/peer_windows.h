@@ -1,16 +1,45 @@
-// Memory that the GPUs of one host read from each other: what a kernel that sums over ranks needs.
+// Memory that the GPUs of one host read and write of each other: what a kernel that sums over ranks
+// needs.
 //
 // Every rank has kNumWindows windows for its partial sums, and counters by which the blocks of such
-// a kernel meet: block b of every rank, once a sum. The rules, which make it safe with no barrier
-// after the reads:
+// a kernel meet: block b of every rank, once or twice a sum.
 //
-// - All ranks make the same sums in the same order, with the same number of blocks, on one stream a
-//   rank.
-// - Two sums that follow each other use different windows. A rank that has met the others in a sum
-//   knows that they have ended the sum before it: the window of that one may be written again.
-//   Three windows, because the next step begins with window 0 and a step may have an odd number of
-//   sums.
+// - One-shot: the blocks meet, then each rank reads all parts of all rows from all windows.
+// - Two-shot: the blocks meet; each rank reads all parts of the rows that are dealt to it and
+// writes
+//   the result of each into every rank's memory; the blocks meet again before the kernel ends.
+//
+// The rules, and why they make it safe:
+//
+// - All ranks make the same sums in the same order, each with the same path, place and number of
+//   blocks, on one stream a rank. The counters then say the same on all ranks.
 // - What writes a window, and what sums, begins when the kernel before it in the stream has ended.
+//   So in the first meeting a rank learns of each peer that all its kernels before this sum have
+//   ended: its part is there, and nothing that it launched before the sum reads or writes a window
+//   any more. (A block of one number is enough: any block of a kernel begins after they have
+//   ended.)
+// - One-shot, nobody tells when he has read. But a rank that has met the others in the next sum
+// knows
+//   that they have ended the one before, whose window may then be written again. Hence a sum that
+//   follows a one-shot sum, of whichever path, uses another window. Three windows, because the next
+//   step begins with window 0 and a step may have an odd number of sums.
+// - Two-shot, row t of every window is its own rank's up to the first meeting, from then to the
+// second
+//   that of the rank which t is dealt to, and then its own rank's again: the dealt rank alone reads
+//   the parts of t, and may put the result in their place, which costs no memory. A block comes to
+//   the second meeting when its reads have arrived and its writes are on their way before the
+//   arrival (release and acquire, of system scope). A kernel ends when all its blocks have met; all
+//   blocks of all peers are then done with this rank's memory, so the kernel behind it sees all
+//   rows, and whoever comes after may write the window, be it for the very next sum.
+// - Two-shot results that stand elsewhere (chosen rows, closed up: row r of them is not row r of
+// the
+//   parts, which another rank may not have read yet) go into another window: from the first meeting
+//   on nobody reads or writes it any more, with the argument above for every rank. Its own rank
+//   writes it again when its own reader of the results has ended.
+// - The residual stream is each rank's own. Two-shot, a rank keeps the rows dealt to it alone: it
+// is
+//   never exchanged.
+// - Abort ends both waits, with wrong results in all windows; nothing is written outside of them.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +86,9 @@ class PeerWindows {
   // This rank's window, 256-byte aligned; index in [0, kNumWindows).
   void* window(int index) const;
   int64_t window_bytes() const { return addresses_.window_bytes; }
+  // The most blocks that a kernel whose blocks wait may have: as many as every rank's GPU has
+  // multiprocessors, for all must be there at once. At most kMaxPeerBlocks.
+  int max_blocks() const { return max_blocks_; }
   const PeerAddresses& addresses() const { return addresses_; }
 
   // Kernels that wait for peers end, with wrong results. From any thread.
@@ -71,6 +103,7 @@ class PeerWindows {
   void* own_ = nullptr;  // windows, arrivals, meetings: one allocation
   PinnedBuffer abort_;
   PeerAddresses addresses_;
+  int max_blocks_ = kMaxPeerBlocks;
 };
 
 }  // namespace lockstep

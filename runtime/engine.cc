@@ -8,6 +8,7 @@
 
 #include "model/attention_selection.h"
 #include "model/cuda_decoder.h"
+#include "model/cuda_sum.h"
 #include "model/kv_scales.h"
 #include "model/null_decoder.h"
 #include "parallel/partition.h"
@@ -19,10 +20,6 @@
 namespace lockstep {
 
 namespace {
-
-// Rows up to which one kernel over the GPUs' own memory beats NCCL and a norm: at 1024 rows of 3584
-// bfloat16 28 us against 50 (2 H200).
-constexpr int64_t kMaxPeerRows = 1024;
 
 absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
@@ -299,8 +296,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   const bool on_cuda = device == DeviceKind::kCuda;
   if (on_cuda) {
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
-    const int64_t window_bytes = std::min(options.max_num_batched_tokens, kMaxPeerRows) *
-                                 config.hidden_size * SizeOf(options.dtype);
+    const int64_t window_bytes =
+        SumWindowBytes(options.max_num_batched_tokens * config.hidden_size * SizeOf(options.dtype));
     LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, *times));
   }
   KvScales kv_scales;

@@ -36,16 +36,9 @@ absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicato
   times.End("NCCL");
   auto peers = PeerWindows::Create(communicator, window_bytes);
   times.End("peer windows");
-  const bool leads = communicator.rank() == 0;
   if (peers.ok()) {
     seat->peers = *std::move(peers);
-    if (leads) {
-      LogInfo(absl::StrFormat(
-          "sums over ranks: one kernel with the norm behind it over the GPUs' own memory, for "
-          "steps of up to %.1f MiB; NCCL %s beyond",
-          static_cast<double>(window_bytes) / 1048576.0, NcclCommunicator::Version()));
-    }
-  } else if (leads) {
+  } else if (communicator.rank() == 0) {
     LogInfo(absl::StrFormat("sums over ranks: NCCL %s, because %s", NcclCommunicator::Version(),
                             std::string(peers.status().message())));
   }

@@ -25,7 +25,7 @@ struct CudaSeat {
 };
 
 // COLLECTIVE. One GPU a rank, a stream, NCCL between them, and, where they can, windows of
-// `window_bytes` into each other's memory; rank 0 logs which. Errors are the same on all ranks.
+// `window_bytes` into each other's memory; rank 0 logs why not. Errors are the same on all ranks.
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
                                                        int64_t window_bytes, PhaseTimes& times);
 

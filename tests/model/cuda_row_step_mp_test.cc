@@ -71,8 +71,8 @@ void RowStepRanksTest::Launch(const RowStep& step, const RowModel& part,
   OR_ABORT(FillBytesAsync(hidden_.data(), 0xff, kRowBytes, stream()));
   const MatrixView hidden = {hidden_.data(), kType, 1, kHidden, kHidden};
   const MatrixView normed = {normed_.data(), kType, 1, kHidden, kHidden};
-  OR_ABORT(SumAddRmsNorm(*peers_, window, ResidualUse::kReplace, hidden, nullptr,
-                         part.input_norm[0].f32(), 1e-5f, normed,
+  const PeerSum sum = {.window = window, .rows = {0, 1}, .use = ResidualUse::kReplace};
+  OR_ABORT(SumAddRmsNorm(*peers_, sum, hidden, part.input_norm[0].f32(), 1e-5f, normed,
                          {stream(), num_multiprocessors_, *linear_, programmatic}));
   OR_ABORT(step.Launch(inputs.Get(hidden_.data(), logits), stream()));
 }
