@@ -5,9 +5,8 @@
 // a kernel meet: block b of every rank, once or twice a sum.
 //
 // - One-shot: the blocks meet, then each rank reads all parts of all rows from all windows.
-// - Two-shot: the blocks meet; each rank reads all parts of the rows that are dealt to it and
-// writes
-//   the result of each into every rank's memory; the blocks meet again before the kernel ends.
+// - Two-shot: the blocks meet; each rank reads all parts of the rows that are dealt to it, and
+//   writes the result of each into every rank's memory; the blocks meet again before they end.
 //
 // The rules, and why they make it safe:
 //
@@ -15,30 +14,25 @@
 //   blocks, on one stream a rank. The counters then say the same on all ranks.
 // - What writes a window, and what sums, begins when the kernel before it in the stream has ended.
 //   So in the first meeting a rank learns of each peer that all its kernels before this sum have
-//   ended: its part is there, and nothing that it launched before the sum reads or writes a window
-//   any more. (A block of one number is enough: any block of a kernel begins after they have
-//   ended.)
-// - One-shot, nobody tells when he has read. But a rank that has met the others in the next sum
-// knows
-//   that they have ended the one before, whose window may then be written again. Hence a sum that
-//   follows a one-shot sum, of whichever path, uses another window. Three windows, because the next
-//   step begins with window 0 and a step may have an odd number of sums.
-// - Two-shot, row t of every window is its own rank's up to the first meeting, from then to the
-// second
-//   that of the rank which t is dealt to, and then its own rank's again: the dealt rank alone reads
-//   the parts of t, and may put the result in their place, which costs no memory. A block comes to
-//   the second meeting when its reads have arrived and its writes are on their way before the
-//   arrival (release and acquire, of system scope). A kernel ends when all its blocks have met; all
-//   blocks of all peers are then done with this rank's memory, so the kernel behind it sees all
-//   rows, and whoever comes after may write the window, be it for the very next sum.
-// - Two-shot results that stand elsewhere (chosen rows, closed up: row r of them is not row r of
-// the
-//   parts, which another rank may not have read yet) go into another window: from the first meeting
-//   on nobody reads or writes it any more, with the argument above for every rank. Its own rank
-//   writes it again when its own reader of the results has ended.
-// - The residual stream is each rank's own. Two-shot, a rank keeps the rows dealt to it alone: it
-// is
-//   never exchanged.
+//   ended: its part is there, and nothing that it launched before uses a window any more. (One of
+//   its blocks is enough: any block of a sum begins after they have ended.)
+// - One-shot, nobody tells when he has read. But who has met the others in the next sum knows that
+//   they have ended the one before, and may write the window of that again. Hence a sum that
+//   follows a one-shot sum, of whichever path, uses another window. There are three, because the
+//   next step begins with window 0 and a step may have an odd number of sums.
+// - Two-shot, row t of every window is its own rank's up to the first meeting, then up to the
+//   second that of the rank which t is dealt to, and its own rank's again from there. Only the
+//   dealt rank reads the parts of t, and so it may put the result in their place, which costs no
+//   memory. A block arrives at the second meeting with all that its threads have read and written
+//   behind it (a release of system scope behind a barrier, and an acquire where it is awaited). A
+//   kernel ends when all its blocks have met their peers: these are then done with this rank's
+//   memory. So the kernel behind it sees all rows, and whoever comes next may write the window,
+//   even for the very next sum.
+// - Two-shot results may stand elsewhere: chosen rows, closed up, cannot take the place of parts
+//   that another rank may not have read yet. They go into another window, any: from the first
+//   meeting on, as said, nobody uses it. Its own rank writes it again behind its own reader.
+// - The residual stream is each rank's own. Two-shot, a rank keeps the rows dealt to it alone, and
+//   none is ever exchanged.
 // - Abort ends both waits, with wrong results in all windows; nothing is written outside of them.
 #pragma once
 
