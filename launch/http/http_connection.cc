@@ -76,6 +76,7 @@ void HttpConnection::OnOutput() {
 }
 
 void HttpConnection::OnReady() {
+  in_ready_ = false;
   ParseInput();
   UpdateInterest();
 }
@@ -189,16 +190,16 @@ void HttpConnection::StartRequest() {
 
 void HttpConnection::ParseInput() {
   int started = 0;
-  bool deferred = false;
-  while (state_ == State::kReading && !sending() && has_input() && !deferred) {
+  deferred_ = false;
+  while (state_ == State::kReading && !sending() && has_input()) {
     if (!receiving_) {
       // RFC 9112, 2.2: empty lines before a request are passed over.
       if (input_[parsed_] == '\r' || input_[parsed_] == '\n') {
         ++parsed_;
         continue;
       }
-      deferred = started == kRequestsAtOnce;
-      if (deferred) break;
+      deferred_ = started == kRequestsAtOnce;
+      if (deferred_) break;
       receiving_ = true;
       deadline_ = context_.now + Seconds(context_.options.idle_seconds);
     }
@@ -216,9 +217,10 @@ void HttpConnection::ParseInput() {
       break;
     }
   }
-  if (deferred) context_.ready.push_back(this);
+  if (deferred_ && !in_ready_) context_.ready.push_back(this);
+  in_ready_ = in_ready_ || deferred_;
   DropParsedInput();
-  if (state_ != State::kReading || sending() || deferred || !end_of_input_) return;
+  if (state_ != State::kReading || sending() || deferred_ || !end_of_input_) return;
   if (receiving_) {
     Refuse(400, "the request ends before its end");
   } else {
@@ -262,8 +264,8 @@ void HttpConnection::StartExchange() {
     handle->Respond(500, {{"Content-Type", text.content_type}}, std::move(text.body));
   }
   handle.reset();
-  if (hang_up_ && state_ == State::kAnswering) Probe();
   Flush();
+  if (hang_up_ && state_ == State::kAnswering) Probe();
 }
 
 void HttpConnection::FinishResponse() {
@@ -306,7 +308,8 @@ void HttpConnection::UpdateInterest() {
   uint32_t interest = blocked_ ? EPOLLOUT : 0u;
   if (!hang_up_) interest |= EPOLLRDHUP;
   if (!end_of_input_) {
-    const bool held_up = state_ == State::kAnswering || (state_ == State::kReading && sending());
+    const bool held_up =
+        state_ == State::kAnswering || (state_ == State::kReading && (sending() || deferred_));
     const auto limit = static_cast<size_t>(context_.options.max_header_bytes);
     if (!held_up || input_.size() < limit) interest |= EPOLLIN;
   }
@@ -327,7 +330,7 @@ void HttpConnection::Flush() {
                             exchange_->request().request_id, peer_));
     return CloseHard();
   }
-  if (sending()) return;  // comes back here when the client has taken it
+  if (sending() || deferred_) return;  // comes back here when the client has taken it
   ServedExchange::Output output = exchange_->Take();
   if (output.begins) {
     HttpResponseHead head;
@@ -405,7 +408,7 @@ void HttpConnection::Queue(std::string text) {
 }
 
 void HttpConnection::Send() {
-  while (sending()) {
+  while (sending() || deferred_) {
     std::array<iovec, kMaxVectors> vectors;
     const size_t count = std::min(queue_.size() - next_, vectors.size());
     for (size_t i = 0; i < count; ++i) {
@@ -429,7 +432,7 @@ void HttpConnection::Send() {
     while (sending() && offset_ >= queue_[next_].size()) offset_ -= queue_[next_++].size();
   }
   if (exchange_ != nullptr) exchange_->SetSending(queued_bytes_);
-  if (sending()) return;
+  if (sending() || deferred_) return;
   queue_.clear();
   next_ = offset_ = 0;
   blocked_ = false;

@@ -113,6 +113,8 @@ class HttpConnection final : public HttpWatch {
   std::string input_;
   size_t parsed_ = 0;  // of input_
   std::unique_ptr<HttpRequestParser> parser_;
+  bool deferred_ = false;      // requests in input_ wait for the next round
+  bool in_ready_ = false;      // of the context
   bool receiving_ = false;     // some of the next request has come
   bool hang_up_ = false;       // the client has ended its sending side; some may be left to read
   bool end_of_input_ = false;  // all of it was read

@@ -1,6 +1,10 @@
 // The only translation unit that sees Boost: its headers are slow to compile.
 #include "launch/http/http_request_parser.h"
 
+// Beast asserts that the line of the last chunk has five bytes when it looks at it again; a client
+// that sends "0\r\n\r" and then "\n" would end a build with assertions. Without them it is read
+// rightly: tests/fuzz/http_request_fuzz.cc compares.
+#define BOOST_DISABLE_ASSERTS
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
 #include <limits>

@@ -284,6 +284,22 @@ void AddTemplates(SeedFolder seeds) {
   }
 }
 
+// --- HTTP requests, behind a byte that says how they come
+
+void AddRequests(SeedFolder folder) {
+  const std::string chunked =
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+  folder.Add("\x10GET /a%20b?c=d HTTP/1.1\r\nHost: a\r\nConnection: close, x\r\n\r\n");
+  folder.Add(
+      "\xffPOST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
+      "HEAD http://a:1/?q HTTP/1.1\r\nHost: a\r\nX: folded\r\n line\r\n\r\n");
+  folder.Add("\x03" + chunked + "5\r\nhello\r\n00A;x=\"y\"\r\n0123456789\r\n0\r\nT: u\r\n\r\n" +
+             chunked + "0\r\n\r\n");
+  folder.Add(
+      "\x01OPTIONS * HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3, 3\r\n\r\n"
+      "abcGET / HTTP/2.0\r\n\r\n");
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -300,5 +316,6 @@ int main(int argc, char** argv) {
   AddConfigs({root, "config_fuzz"});
   AddTokenizers({root, "tokenizer_fuzz"});
   AddTemplates({root, "chat_template_fuzz"});
+  AddRequests({root, "http_request_fuzz"});
   return 0;
 }

@@ -106,6 +106,7 @@ class TestClient {
   }
   // What has come and was not taken by ReadResponse.
   const std::string& unread() const { return unread_; }
+  void Discard() { unread_.clear(); }
   std::string ReadToEnd() {
     while (ReadMore()) {
     }

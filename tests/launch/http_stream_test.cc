@@ -432,6 +432,32 @@ TEST(HttpLoadTest, AThousandConnectionsAndABurst) {
   EXPECT_TRUE(Eventually([&] { return server.server().num_connections() == 0; }));
 }
 
+// What one client sends ahead is left in the kernel while other connections have their turn.
+TEST(HttpLoadTest, RequestsAreNotReadAheadWithoutBound) {
+  constexpr int64_t kCount = 64000;
+  constexpr int64_t kKernelBytes = 24 << 20;  // more than two sockets hold
+  std::atomic<int64_t> answered = 0;
+  TestServer server({}, {{"/count", [&answered](const std::shared_ptr<HttpExchange>& exchange) {
+                            ++answered;
+                            exchange->Respond(200, {}, "");
+                          }}});
+  TestClient client = server.Connect();
+  const std::string request = Post("/count", std::string(1000, 'b'));
+  const auto bytes = static_cast<int64_t>(request.size());
+  int64_t answered_when_sent = 0;
+  std::thread sender([&] {
+    std::string requests;
+    for (int i = 0; i < 100; ++i) requests += request;
+    for (int64_t i = 0; i < kCount; i += 100) EXPECT_TRUE(client.Send(requests));
+    answered_when_sent = answered;
+    client.EndSending();
+  });
+  while (client.ReadMore()) client.Discard();
+  sender.join();
+  EXPECT_EQ(answered, kCount);
+  EXPECT_GT(answered_when_sent * bytes, kCount * bytes - kKernelBytes);
+}
+
 int NumOpenFiles() {
   int count = 0;
   for (int fd = 0; fd < 4096; ++fd) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
