@@ -27,6 +27,8 @@ class ServingObserver {
 
   // A prompt was given to the engine.
   virtual void OnSubmitted(int64_t prompt_tokens) = 0;
+  // It has left the engine's queue: seconds since it was given to the engine.
+  virtual void OnAdmitted(double seconds) = 0;
   // A request was answered with this HTTP status instead of being served (400, 401, 404, 429, ...).
   virtual void OnRefused(int http_status) = 0;
   // A choice has its first token: seconds since the request arrived.

@@ -122,6 +122,41 @@ void TokenDecoder::Finish(TokenDecoderState* state, std::string* out) const {
   *state = NewState();
 }
 
+std::string TokenDecoder::TokenBytes(std::string_view token) const {
+  std::string bytes(token);
+  for (const Step& step : steps_) {
+    switch (step.kind) {
+      case Kind::kByteLevel: {
+        std::string decoded;
+        AppendByteLevelDecoded(bytes, &decoded);
+        bytes = std::move(decoded);
+        break;
+      }
+      case Kind::kByteFallback:
+        if (const int byte = ParseByteToken(bytes); byte >= 0) {
+          return std::string(1, static_cast<char>(byte));
+        }
+        break;
+      case Kind::kReplace:
+      case Kind::kMetaspace: {
+        const std::string_view content = step.kind == Kind::kReplace ? step.content : " ";
+        for (size_t at = 0; (at = bytes.find(step.pattern, at)) != std::string::npos;) {
+          bytes.replace(at, step.pattern.size(), content);
+          at += content.size();
+        }
+        break;
+      }
+      case Kind::kJoinWithSpace:
+        bytes.insert(0, 1, ' ');
+        break;
+      case Kind::kFuse:   // joins tokens
+      case Kind::kStrip:  // the ends of the text
+        break;
+    }
+  }
+  return bytes;
+}
+
 void TokenDecoder::FeedBytes(size_t index, bool final, TokenDecoderState* state,
                              std::string* out) const {
   std::string& held = state->steps[index].held;

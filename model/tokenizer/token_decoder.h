@@ -40,6 +40,10 @@ class TokenDecoder {
   // Ends the sequence: appends what was held and resets the state.
   void Finish(TokenDecoderState* state, std::string* out) const;
 
+  // The bytes that `token` stands for inside a text, not at its start: they need not be whole
+  // characters.
+  std::string TokenBytes(std::string_view token) const;
+
  private:
   enum class Kind {
     kByteLevel,

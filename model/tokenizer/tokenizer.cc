@@ -222,6 +222,10 @@ std::string_view Tokenizer::IdToToken(int32_t id) const {
                                          : std::string_view(it->second.content);
 }
 
+std::string Tokenizer::TokenBytes(int32_t id) const {
+  return HasToken(id) ? decoder().TokenBytes(IdToToken(id)) : std::string();
+}
+
 bool Tokenizer::IsSpecial(int32_t id) const {
   const auto it = state_->added_by_id.find(id);
   return it != state_->added_by_id.end() && it->second.special;

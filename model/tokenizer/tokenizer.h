@@ -62,6 +62,9 @@ class Tokenizer {
   // Empty for an id that no token has. The view lives as long as the tokenizer.
   std::string_view IdToToken(int32_t id) const;
   bool HasToken(int32_t id) const;
+  // The bytes that the token stands for inside a text, where they need not be whole characters
+  // (" world", "\xF0\x9F"). Empty for an id that no token has.
+  std::string TokenBytes(int32_t id) const;
   // True for added tokens marked special; false for any other number.
   bool IsSpecial(int32_t id) const;
 

@@ -1,0 +1,26 @@
+// A request's body as JSON, within bounds: what a client sends may cost time and memory only in
+// proportion to its size.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "runtime/core/json.h"
+#include "runtime/core/status.h"
+
+namespace lockstep {
+
+// Values (numbers, strings, lists, ...) in one body. A token id is one; each costs some 16 to 130
+// bytes of memory while the body is read.
+inline constexpr int64_t kMaxJsonValues = 2'000'000;
+// Keys of one object: OrderedJson looks them up one by one.
+inline constexpr int64_t kMaxJsonKeys = 1024;
+
+// A JSON object. InvalidArgument says what is wrong and where: no JSON, not UTF-8, nested too deep,
+// too many values or keys, no object.
+absl::StatusOr<Json> ParseBody(std::string_view body);
+// The same body again with its keys in the client's order, which chat templates print. Only after
+// ParseBody.
+absl::StatusOr<OrderedJson> ParseOrderedBody(std::string_view body);
+
+}  // namespace lockstep
