@@ -89,8 +89,13 @@ class HttpRequestParser::Impl final : public http::basic_parser<true> {
   void on_field_impl(http::field /*field*/, beast::string_view name, beast::string_view value,
                      Error& ec) override {
     ec = {};
-    if (is_header_done()) return;  // a trailer
+    if (is_header_done()) return;  // a trailer, before Boost 1.90
     request_.headers.emplace_back(ToString(name), ToString(value));
+  }
+  // Since Boost 1.90 trailers come here, by a pure virtual function that is not there before.
+  void on_trailer_field_impl(http::field /*field*/, beast::string_view /*name*/,
+                             beast::string_view /*value*/, Error& ec) /* override */ {
+    ec = {};
   }
   void on_header_impl(Error& ec) override {
     ec = {};

@@ -4,8 +4,8 @@
 //   http_bench [CLIENTS] [PIECES_PER_SECOND] [SECONDS] [IDLE_CONNECTIONS]     default: 256 100 10 0
 //
 // Clients read on one thread with epoll, so that they take as little as they can of the machine.
-// Prints latencies, what the server's thread and the producer used of a core, and system calls'
-// share of it (user and system time).
+// Prints latencies, and what the server's thread and the producer used of a core; then how long it
+// takes until the server has seen that a client closed that waits for its answer.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <sstream>
@@ -68,12 +69,11 @@ struct ThreadTime {
 };
 ThreadTime TimeOfThread(const std::string& name) {
   ThreadTime time;
-  for (int id = getpid(); id < getpid() + 64; ++id) {
-    const std::string folder = "/proc/self/task/" + std::to_string(id);
-    std::ifstream name_file(folder + "/comm");
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream name_file(task.path() / "comm");
     std::string comm;
     if (!std::getline(name_file, comm) || comm != name) continue;
-    std::ifstream stat_file(folder + "/stat");
+    std::ifstream stat_file(task.path() / "stat");
     std::stringstream stat;
     stat << stat_file.rdbuf();
     std::string text = stat.str();
@@ -158,14 +158,37 @@ double Produce(const std::vector<std::shared_ptr<HttpExchange>>& exchanges, cons
   return ThreadSeconds() - before;
 }
 
+std::vector<double> MeasureCuts(int port, std::atomic<int64_t>& seen) {
+  std::vector<double> milliseconds;
+  for (int i = 0; i < 200; ++i) {
+    const int fd = Connect(port);
+    const std::string request = "GET /wait HTTP/1.1\r\nHost: a\r\n\r\n";
+    if (send(fd, request.data(), request.size(), 0) < 0) Fail("send");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    seen = 0;
+    const int64_t closed = NowNanoseconds();
+    close(fd);
+    while (seen == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    milliseconds.push_back(1e-6 * static_cast<double>(seen - closed));
+  }
+  std::sort(milliseconds.begin(), milliseconds.end());
+  return milliseconds;
+}
+
 int Run(const Plan& plan) {
   std::mutex mutex;
-  std::vector<std::shared_ptr<HttpExchange>> exchanges;
+  std::vector<std::shared_ptr<HttpExchange>> exchanges, waiting;
+  std::atomic<int64_t> seen = 0;
   HttpServerOptions options;
   options.port = 0;
   absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Create(
       options,
       [&](std::shared_ptr<HttpExchange> exchange) {
+        if (exchange->request().path == "/wait") {
+          exchange->OnGone([&seen] { seen = NowNanoseconds(); });
+          waiting.push_back(std::move(exchange));
+          return;
+        }
         exchange->Begin(200, {{"Content-Type", "text/event-stream"}});
         const std::lock_guard lock(mutex);
         exchanges.push_back(std::move(exchange));
@@ -215,6 +238,9 @@ int Run(const Plan& plan) {
               at(0.99), at(0.999), at(1));
   std::printf("cores: server %.3f (user %.3f, system %.3f), producer %.3f\n",
               (user + system) / seconds, user / seconds, system / seconds, producer / seconds);
+  const std::vector<double> cuts = MeasureCuts((*server)->port(), seen);
+  std::printf("from a client's close to OnGone, ms: p50 %.2f  max %.2f\n", cuts[cuts.size() / 2],
+              cuts.back());
   return 0;
 }
 
