@@ -2,6 +2,7 @@
 
 #include "launch/command_specs.h"
 #include "launch/option_setters.h"
+#include "parallel/nccl_communicator.h"
 #include "runtime/core/cuda_device.h"
 
 namespace lockstep {
@@ -32,6 +33,17 @@ OptionGroup CudaGroup(EngineOptions* engine) {
                "above 0 and at most 1")},
           Flag("--enforce-eager", "Decode steps are launched kernel by kernel, not as CUDA graphs.",
                &engine->cuda_graphs, false),
+          {"--overlap-sums", "TOKENS",
+           "On several ranks, steps of so many tokens or more make their sums over ranks beside "
+           "products, of two parts of the rows; at least 2, or 0: no step does.",
+           absl::StrCat(engine->overlap_min_tokens), false,
+           StoreInt(&engine->overlap_min_tokens, 0, INT32_MAX)},
+          {"--sum-multiprocessors", "N",
+           "Sums beside products take so many multiprocessors of a GPU, and the products leave "
+           "them "
+           "so many; NCCL takes no more in any step. 1 to 64.",
+           "24, and NCCL what it chooses", false,
+           StoreInt(&engine->sum_multiprocessors, 1, NcclCommunicator::kMaxBlocks)},
       }};
 }
 

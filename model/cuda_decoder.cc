@@ -14,6 +14,7 @@
 #include "model/cuda_layer.h"
 #include "model/cuda_observation.h"
 #include "model/cuda_ops.h"
+#include "model/cuda_overlap.h"
 #include "model/cuda_rank_sums.h"
 #include "model/cuda_row_step_model.h"
 #include "model/cuda_weights.h"
@@ -53,7 +54,10 @@ class CudaDecoder : public DeviceDecoder {
       geometries_.push_back(LocalGeometry(config, part, layer));
     }
   }
-  ~CudaDecoder() override { Synchronize(rank_.stream).IgnoreError(); }
+  ~CudaDecoder() override {
+    Synchronize(rank_.stream).IgnoreError();
+    overlap_.WaitIdle().IgnoreError();  // a step that failed did not wait for it
+  }
 
   absl::Status Load(const ModelSource& source, const std::vector<RankPartition>& partition,
                     int rank, ThreadPool& threads);
@@ -76,6 +80,7 @@ class CudaDecoder : public DeviceDecoder {
     int64_t requests = 0;     // B
     int64_t logits_rows = 0;  // R
     bool decode_only = false;
+    bool overlaps = false;  // sums over ranks run beside products
   };
 
   absl::Status CreateScratch();
@@ -114,6 +119,7 @@ class CudaDecoder : public DeviceDecoder {
   std::optional<CudaContext> context_;
   CudaScratch scratch_;
   CudaRankSums sums_;
+  CudaOverlap overlap_;
   CudaInputs inputs_;
   CudaAttentionWorkspace workspace_;
   DeviceBuffer rope_cos_;  // float32 [max_model_len, R/2]; none with dynamic RoPE
@@ -151,6 +157,12 @@ absl::Status CudaDecoder::Load(const ModelSource& source,
     LogInfo("weights: " + loader.Summary());  // rank 0's; the others are silent
   }
   LOCKSTEP_RETURN_IF_ERROR(CreateScratch());
+  if (overlap_.Overlaps(options_.max_num_batched_tokens)) {
+    LogInfo(
+        absl::StrFormat("sums over ranks in steps of %d tokens or more: beside products, which "
+                        "leave them %d multiprocessors",
+                        options_.overlap_min_tokens, options_.overlap_spare_multiprocessors));
+  }
   if (options_.check_attention) {
     LOCKSTEP_ASSIGN_OR_RETURN(
         attention_check_,
@@ -168,6 +180,8 @@ absl::Status CudaDecoder::CreateScratch() {
   const int64_t rows = options_.max_num_batched_tokens;
   const DType dtype = options_.dtype;
   const int64_t intermediate = part_.intermediate.size();
+  const bool may_overlap = rank_.nccl != nullptr && options_.overlap_min_tokens <= rows;
+  const int64_t overlap_min_tokens = may_overlap ? options_.overlap_min_tokens : 0;
   const CudaRankSumsOptions sums{.dtype = dtype,
                                  .hidden_size = config_.hidden_size,
                                  .num_layers = config_.num_layers,
@@ -175,6 +189,9 @@ absl::Status CudaDecoder::CreateScratch() {
                                  .max_rows = options_.max_logits_rows,
                                  .norm_eps = static_cast<float>(config_.rms_norm_eps)};
   LOCKSTEP_ASSIGN_OR_RETURN(sums_, CudaRankSums::Create(sums, rank_, observation_));
+  LOCKSTEP_ASSIGN_OR_RETURN(overlap_,
+                            CudaOverlap::Create(config_, overlap_min_tokens,
+                                                options_.overlap_spare_multiprocessors, sums_));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.qkv, matrix(rows, q_cols() + 2 * kv_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.attended, matrix(rows, q_cols(), dtype));
   LOCKSTEP_ASSIGN_OR_RETURN(scratch_.gate_up, matrix(rows, 2 * intermediate, dtype));
@@ -267,7 +284,8 @@ absl::StatusOr<MatrixView> CudaDecoder::Enqueue(const ForwardBatch& batch, const
   observation_.BeginStep(observer(), batch.attention.slot_mapping, options_.block_size);
   StepSize size{.tokens = batch.num_tokens(),
                 .requests = batch.attention.num_requests(),
-                .logits_rows = logits_rows};
+                .logits_rows = logits_rows,
+                .overlaps = !observed() && overlap_.Overlaps(batch.num_tokens())};
   LOCKSTEP_RETURN_IF_ERROR(inputs_.BeginStep());
   if (attention_check_ != nullptr) attention_check_->BeginStep(batch.attention);
   if (graph_size > 0) size = {graph_size, graph_size, graph_size, true};
@@ -367,25 +385,24 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
   const MatrixView activated = View(scratch_.activated, rows, intermediate);
 
   const int64_t o_sum = 2 * l + 1;
-  LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum - 1), layer.qkv.view,
-                                  layer.qkv_bias.view.data, qkv, context()));
+  LOCKSTEP_RETURN_IF_ERROR(
+      overlap_.ProductOfNorm(o_sum - 1, layer.qkv, layer.qkv_bias, qkv, size.overlaps, context()));
   LOCKSTEP_RETURN_IF_ERROR(LaunchAttention(l, qkv, attended, cache, batch));
   LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kAttention, attended));
-  LOCKSTEP_RETURN_IF_ERROR(Linear(attended, layer.o.view, layer.o_bias.view.data,
-                                  sums_.Partial(rows, o_sum), context()));
-  LOCKSTEP_RETURN_IF_ERROR(
-      sums_.SumAndNorm(rows, o_sum, layer.post_attention_norm.values(), context()));
+  LOCKSTEP_RETURN_IF_ERROR(overlap_.ProductAndSum(
+      attended, layer.o, layer.o_bias, o_sum, layer.post_attention_norm, size.overlaps, context()));
 
-  LOCKSTEP_RETURN_IF_ERROR(Linear(sums_.Normed(rows, o_sum), layer.gate_up.view,
-                                  layer.gate_up_bias.view.data, gate_up, context()));
+  LOCKSTEP_RETURN_IF_ERROR(overlap_.ProductOfNorm(o_sum, layer.gate_up, layer.gate_up_bias, gate_up,
+                                                  size.overlaps, context()));
   LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kGateUp, gate_up));
   LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
   LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kActivated, activated));
+  if (l + 1 < config_.num_layers) {
+    return overlap_.ProductAndSum(activated, layer.down, layer.down_bias, o_sum + 1,
+                                  layers_[l + 1].input_norm, size.overlaps, context());
+  }
   LOCKSTEP_RETURN_IF_ERROR(Linear(activated, layer.down.view, layer.down_bias.view.data,
                                   sums_.Partial(rows, o_sum + 1), context()));
-  if (l + 1 < config_.num_layers) {
-    return sums_.SumAndNorm(rows, o_sum + 1, layers_[l + 1].input_norm.values(), context());
-  }
   return sums_.LastSumAndNorm(rows, inputs_.logits_rows(), size.logits_rows, final_norm_.values(),
                               context());
 }

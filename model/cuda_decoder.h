@@ -20,6 +20,10 @@ struct CudaDecoderOptions {
   int64_t max_model_len = 0;
   int64_t block_size = 0;
   bool graphs = true;  // decode steps are replayed as CUDA graphs
+  // On several ranks: in steps of so many tokens, but for those that are graphs, sums over ranks
+  // run beside products (cuda_overlap.h); 0: in none.
+  int64_t overlap_min_tokens = 0;
+  int overlap_spare_multiprocessors = 0;  // products beside a sum leave it so many
   // Every attention is compared (cuda_attention_check.h): no graphs, no fused decode step.
   bool check_attention = false;
   // No step is made without an observer: no fused decode step is made ready.

@@ -58,11 +58,14 @@ struct PlanKey {
   DType dtype, out_dtype;
   bool has_bias;
   uint32_t alignment;
+  int32_t multiprocessors;  // 0: all
 
   bool operator<(const PlanKey& other) const { return Tie() < other.Tie(); }
-  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, DType, bool, uint32_t>
+  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, DType, DType, bool, uint32_t,
+             int32_t>
   Tie() const {
-    return {rows, n, k, x_stride, weight_stride, y_stride, dtype, out_dtype, has_bias, alignment};
+    return {rows,  n,         k,        x_stride,  weight_stride,  y_stride,
+            dtype, out_dtype, has_bias, alignment, multiprocessors};
   }
 };
 
@@ -93,6 +96,11 @@ absl::Status Describe(const PlanKey& key, const void* bias, Plan* plan) {
     LOCKSTEP_CUBLAS(cublasLtMatmulDescSetAttribute(
         &plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type)));
     LOCKSTEP_RETURN_IF_ERROR(SetBias(bias, plan));
+  }
+  if (key.multiprocessors > 0) {
+    LOCKSTEP_CUBLAS(
+        cublasLtMatmulDescSetAttribute(&plan->product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                       &key.multiprocessors, sizeof(key.multiprocessors)));
   }
   const auto in = DataType(key.dtype);
   LOCKSTEP_CUBLAS(cublasLtMatrixLayoutInit(&plan->weight, in, key.k, key.n, key.weight_stride));
@@ -133,14 +141,16 @@ class Preference {
 
 class CudaLinear::Impl {
  public:
-  Impl(cublasLtHandle_t handle, DeviceBuffer workspace)
-      : handle_(handle), workspace_(std::move(workspace)) {}
+  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, int num_multiprocessors)
+      : handle_(handle),
+        workspace_(std::move(workspace)),
+        num_multiprocessors_(num_multiprocessors) {}
   ~Impl() { cublasLtDestroy(handle_); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream);
+                   const MatrixView& y, CudaStream stream, int spare_multiprocessors);
 
  private:
   absl::StatusOr<Plan*> PlanOf(const PlanKey& key, const void* bias);
@@ -149,6 +159,7 @@ class CudaLinear::Impl {
 
   cublasLtHandle_t handle_;
   DeviceBuffer workspace_;
+  int num_multiprocessors_;
   std::map<PlanKey, Plan> plans_;
 };
 
@@ -191,7 +202,10 @@ cublasStatus_t CudaLinear::Impl::Multiply(Plan* plan, const MatrixView& x, const
 }
 
 absl::Status CudaLinear::Impl::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                                   const MatrixView& y, CudaStream stream) {
+                                   const MatrixView& y, CudaStream stream,
+                                   int spare_multiprocessors) {
+  const int32_t multiprocessors =
+      spare_multiprocessors == 0 ? 0 : std::max(num_multiprocessors_ - spare_multiprocessors, 1);
   // The distance of one row from the next is of no matter where there is one.
   PlanKey key = {RowBucket(x.rows),
                  weight.rows,
@@ -202,7 +216,8 @@ absl::Status CudaLinear::Impl::Run(const MatrixView& x, const MatrixView& weight
                  x.dtype,
                  y.dtype,
                  bias != nullptr,
-                 CommonAlignment(x.data, weight.data, y.data)};
+                 CommonAlignment(x.data, weight.data, y.data),
+                 multiprocessors};
   LOCKSTEP_ASSIGN_OR_RETURN(Plan * plan, PlanOf(key, bias));
   if (bias != nullptr) LOCKSTEP_RETURN_IF_ERROR(SetBias(bias, plan));
   cublasStatus_t code = Multiply(plan, x, weight, y, stream);
@@ -220,22 +235,27 @@ absl::Status CudaLinear::Impl::Run(const MatrixView& x, const MatrixView& weight
 absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int64_t workspace_bytes) {
   LOCKSTEP_ASSIGN_OR_RETURN(DeviceBuffer workspace,
                             DeviceBuffer::Create(workspace_bytes, "workspace of products"));
+  int device = 0, num_multiprocessors = 0;
+  LOCKSTEP_CUDA(cudaGetDevice(&device));
+  LOCKSTEP_CUDA(
+      cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device));
   cublasLtHandle_t handle = nullptr;
   LOCKSTEP_CUBLAS(cublasLtCreate(&handle));
   return std::unique_ptr<CudaLinear>(
-      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace))));
+      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace), num_multiprocessors)));
 }
 
 CudaLinear::CudaLinear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CudaLinear::~CudaLinear() = default;
 
 absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                             const MatrixView& y, CudaStream stream) {
+                             const MatrixView& y, CudaStream stream, int spare_multiprocessors) {
+  LOCKSTEP_CHECK(spare_multiprocessors >= 0);
   LOCKSTEP_CHECK(x.cols == weight.cols && y.cols == weight.rows && y.rows == x.rows);
   LOCKSTEP_CHECK(x.dtype == weight.dtype && (y.dtype == x.dtype || y.dtype == DType::kF32));
   LOCKSTEP_CHECK(x.cols > 0);
   if (y.rows == 0 || y.cols == 0) return absl::OkStatus();
-  return impl_->Run(x, weight, bias, y, stream);
+  return impl_->Run(x, weight, bias, y, stream, spare_multiprocessors);
 }
 
 }  // namespace lockstep

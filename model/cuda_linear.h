@@ -35,8 +35,13 @@ class CudaLinear {
   //
   // Launches on `stream`; neither waits nor allocates device memory. May be captured in a graph
   // when a product of this shape ran before. InvalidArgument when cuBLASLt has no algorithm.
+  //
+  // cuBLASLt's large products occupy every multiprocessor from their first tile to their last: what
+  // another stream wants to run at the same time waits for them, or makes some of their blocks wait
+  // for it, and the whole product with those. So beside other work a product leaves it
+  // `spare_multiprocessors` (all but one at most).
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream);
+                   const MatrixView& y, CudaStream stream, int spare_multiprocessors = 0);
 
  private:
   class Impl;

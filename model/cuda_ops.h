@@ -30,13 +30,15 @@ struct CudaContext {
   // Kernels start while the one before them in the stream ends, and wait for its results themselves
   // (programmatic dependent launch): only what never changes, the weights, is read before that.
   bool programmatic_launch = false;
+  // Products leave so many multiprocessors to what runs on another stream.
+  int spare_multiprocessors = 0;
 };
 
 // y[T, N] = x[T, K] * weight[N, K]^T (+ bias[N], of y's dtype, may be null): see CudaLinear::Run.
 // y may be float32 whatever x and weight are.
 inline absl::Status Linear(const MatrixView& x, const MatrixView& weight, const void* bias,
                            const MatrixView& y, const CudaContext& context) {
-  return context.linear.Run(x, weight, bias, y, context.stream);
+  return context.linear.Run(x, weight, bias, y, context.stream, context.spare_multiprocessors);
 }
 
 // out[t] = table[ids[t] - vocab.begin] where ids[t] is in `vocab`, else zeros. ids int32 [T], table

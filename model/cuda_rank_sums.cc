@@ -1,5 +1,8 @@
 #include "model/cuda_rank_sums.h"
 
+#include <algorithm>
+
+#include "model/row_slices.h"
 #include "runtime/core/log.h"
 
 namespace lockstep {
@@ -81,6 +84,28 @@ MatrixView CudaRankSums::LastNormed(int64_t num_tokens, int64_t num_rows) const 
 absl::Status CudaRankSums::SumAndNorm(int64_t num_tokens, int64_t sum, const float* norm,
                                       const CudaContext& context) const {
   return Sum(num_tokens, sum, nullptr, norm, Normed(num_tokens, sum), context);
+}
+
+absl::Status CudaRankSums::SumRowsAndNorm(int64_t num_tokens, int64_t sum, Range rows,
+                                          const float* norm, int max_blocks,
+                                          const CudaContext& context) const {
+  LOCKSTEP_CHECK(sum > 0 && !observation_->active());
+  const MatrixView residual = Residual(num_tokens), normed = Normed(num_tokens, sum);
+  if (Path(num_tokens) != SumPath::kNccl) {
+    const PeerSum peer_sum = {.path = Path(num_tokens),
+                              .window = WindowOfSum(sum, options_.num_layers),
+                              .rows = rows,
+                              .use = ResidualUse::kAdd,
+                              .max_blocks = std::min(max_blocks, kMaxPeerBlocks)};
+    return SumAddRmsNorm(*peers_, peer_sum, residual, norm, options_.norm_eps, normed, context);
+  }
+  const MatrixView partial = RowsOf(Partial(num_tokens, sum), rows);
+  if (nccl_ != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(nccl_->AllReduceSum(partial.data, partial.rows * partial.cols,
+                                                 partial.dtype, context.stream));
+  }
+  return AddRmsNorm(RowsOf(residual, rows), partial, norm, options_.norm_eps, RowsOf(normed, rows),
+                    context);
 }
 
 absl::Status CudaRankSums::LastSumAndNorm(int64_t num_tokens, const int32_t* rows, int64_t num_rows,

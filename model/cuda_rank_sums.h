@@ -13,6 +13,7 @@
 #include "model/cuda_sum.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/cuda_device.h"
+#include "runtime/core/range.h"
 #include "runtime/core/status.h"
 
 namespace lockstep {
@@ -26,7 +27,8 @@ struct CudaRankSumsOptions {
   float norm_eps = 0;
 };
 
-// Thread rule: the rank's engine thread. Stream rule: one stream, that of every context.
+// Thread rule: the rank's engine thread. Stream rule: the stream of the context; calls on several
+// streams must be ordered (cuda_overlap.h).
 class CudaRankSums {
  public:
   // Allocates; nothing is allocated later. What `rank` points to, and `observation`, must outlive
@@ -47,6 +49,11 @@ class CudaRankSums {
   // rounded to the dtype; Normed is then its norm. norm float32 [E]. The same bits on all ranks.
   absl::Status SumAndNorm(int64_t num_tokens, int64_t sum, const float* norm,
                           const CudaContext& context) const;
+  // COLLECTIVE. The same for the rows `rows` alone, not for the first sum of a step and not where
+  // somebody looks. Where the sum is a kernel of ours, of max_blocks blocks at most. Those of the
+  // other rows come next; the products before and behind each need be no others than its own rows'.
+  absl::Status SumRowsAndNorm(int64_t num_tokens, int64_t sum, Range rows, const float* norm,
+                              int max_blocks, const CudaContext& context) const;
   // COLLECTIVE. The last sum: LastNormed is the norm of the rows `rows`, int32 [R]. The residual
   // stream is of no more use then.
   absl::Status LastSumAndNorm(int64_t num_tokens, const int32_t* rows, int64_t num_rows,

@@ -10,7 +10,8 @@ absl::Status WithoutCuda() {
 }
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator&, int) {
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator&, int,
+                                                                           int) {
   return WithoutCuda();
 }
 NcclCommunicator::~NcclCommunicator() = default;

@@ -72,9 +72,9 @@ absl::StatusOr<CudaRank> MyRank(const Communicator& host, int device) {
   return CudaRank{host.host(), info.uuid, NumCudaDevices()};
 }
 
-// ncclCommInitRank waits for all ranks, and where one of them has failed in it perhaps for ever. It
-// gets a thread of its own, which is left behind when time is up: the process ends then.
-absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
+// ncclCommInitRankConfig waits for all ranks, and where one of them has failed in it perhaps for
+// ever. It gets a thread of its own, which is left behind when time is up: the process ends then.
+absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id, int max_blocks,
                                    std::chrono::seconds limit) {
   int device = 0;
   LOCKSTEP_CUDA(cudaGetDevice(&device));
@@ -84,7 +84,10 @@ absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
     ncclComm* comm = nullptr;
     absl::Status status = CudaStatus(cudaSetDevice(device), "cudaSetDevice");
     if (status.ok()) {
-      status = NcclStatus(ncclCommInitRank(&comm, size, id, rank), "ncclCommInitRank", nullptr);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      if (max_blocks > 0) config.maxCTAs = max_blocks;
+      status = NcclStatus(ncclCommInitRankConfig(&comm, size, id, rank, &config),
+                          "ncclCommInitRankConfig", nullptr);
     }
     if (status.ok()) {
       result->set_value(comm);
@@ -93,11 +96,11 @@ absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id,
     }
   }).detach();
   if (connected.wait_for(limit) == std::future_status::ready) return connected.get();
-  return absl::DeadlineExceededError(
-      absl::StrFormat("NCCL %s: ncclCommInitRank still waits for the other ranks after %d s (%s; "
-                      "NCCL_DEBUG=INFO in "
-                      "the environment tells more)",
-                      NcclCommunicator::Version(), limit.count(), SharedMemoryText()));
+  return absl::DeadlineExceededError(absl::StrFormat(
+      "NCCL %s: ncclCommInitRankConfig still waits for the other ranks after %d s (%s; "
+      "NCCL_DEBUG=INFO in "
+      "the environment tells more)",
+      NcclCommunicator::Version(), limit.count(), SharedMemoryText()));
 }
 
 }  // namespace
@@ -108,27 +111,29 @@ std::string NcclCommunicator::Version() {
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Communicator& host,
-                                                                           int device) {
+                                                                           int device,
+                                                                           int max_blocks) {
+  LOCKSTEP_CHECK(max_blocks >= 0 && max_blocks <= kMaxBlocks);
   std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(host.rank(), host.size()));
   const absl::StatusOr<CudaRank> mine = MyRank(host, device);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, mine.status()));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<CudaRank> ranks, GatherCudaRanks(host, *mine));
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
   if (host.size() == 1) return communicator;
-  LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host));
+  LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host, max_blocks));
   LOCKSTEP_RETURN_IF_ERROR(communicator->WarmUp(host));
   return communicator;
 }
 
 // COLLECTIVE.
-absl::Status NcclCommunicator::Connect(Communicator& host) {
+absl::Status NcclCommunicator::Connect(Communicator& host, int max_blocks) {
   ncclUniqueId id = {};
   absl::Status made;
   if (rank_ == 0) made = NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, made));
   LOCKSTEP_RETURN_IF_ERROR(host.Broadcast(&id, sizeof(id), 0));
   const std::chrono::seconds limit(host.ranks_on_host() == host.size() ? 25 : 120);
-  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, limit);
+  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, max_blocks, limit);
   if (connected.ok()) comm_ = *connected;
   // The error of the rank that failed before that of those that waited for it.
   const bool waited = absl::IsDeadlineExceeded(connected.status());

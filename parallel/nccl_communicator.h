@@ -1,8 +1,9 @@
 // Collectives between the GPUs of one job, over NCCL, on a stream.
 //
 // Unlike Communicator's, calls return when the work is in the stream, and may be captured in a
-// graph. COLLECTIVE: all ranks call the same in the same order, all on one stream a rank. Thread
-// rule: the rank's engine thread, except for AsyncError and Abort, which one other thread may call.
+// graph. COLLECTIVE: all ranks call the same in the same order, all on one stream a rank, or on
+// streams that events keep in that order: two may not run at the same time. Thread rule: the rank's
+// engine thread, except for AsyncError and Abort, which one other thread may call.
 //
 // Order of sums: NCCL's, which depends on the size of the message and on the machine; the result is
 // the same bits on all ranks. 16-bit data is added in pairs, each sum rounded to its dtype.
@@ -28,7 +29,13 @@ class NcclCommunicator {
   // `device` must name. Errors are the same on all ranks: those of CheckOneGpuPerRank, found before
   // NCCL is asked, else NCCL's own text and what there is to try (Internal), within half a minute
   // on one host. After such a failure the process should end. A job of one rank does not use NCCL.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator& host, int device);
+  //
+  // max_blocks: a collective takes no more blocks, which are multiprocessors, 1 to kMaxBlocks and
+  // the same on all ranks; 0: NCCL's choice for this machine. NCCL_MAX_CTAS in the environment is
+  // stronger.
+  static constexpr int kMaxBlocks = 64;
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Communicator& host, int device,
+                                                                  int max_blocks = 0);
   // Waits for nothing: the stream must be idle, or Abort called.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -56,7 +63,7 @@ class NcclCommunicator {
 
  private:
   NcclCommunicator(int rank, int size) : rank_(rank), size_(size) {}
-  absl::Status Connect(Communicator& host);
+  absl::Status Connect(Communicator& host, int max_blocks);
   absl::Status WarmUp(Communicator& host);
   absl::Status UseOnce(const DeviceBuffer& data);
   // The communicator to use, null where there is one rank; an error after Abort.

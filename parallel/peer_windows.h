@@ -11,7 +11,8 @@
 // The rules, and why they make it safe:
 //
 // - All ranks make the same sums in the same order, each with the same path, place and number of
-//   blocks, on one stream a rank. The counters then say the same on all ranks.
+//   blocks, on one stream a rank, or on several that events keep in that order. The counters then
+//   say the same on all ranks.
 // - What writes a window, and what sums, begins when the kernel before it in the stream has ended.
 //   So in the first meeting a rank learns of each peer that all its kernels before this sum have
 //   ended: its part is there, and nothing that it launched before uses a window any more. (One of
@@ -20,6 +21,9 @@
 //   they have ended the one before, and may write the window of that again. Hence a sum that
 //   follows a one-shot sum, of whichever path, uses another window. There are three, because the
 //   next step begins with window 0 and a step may have an odd number of sums.
+// - A sum of some rows has to do with those rows of the windows alone. So sums that share the rows
+//   of one between them may follow each other in its window, and other kernels may use the other
+//   rows meanwhile. For what comes next they are one sum, which the last of them ends.
 // - Two-shot, row t of every window is its own rank's up to the first meeting, then up to the
 //   second that of the rank which t is dealt to, and its own rank's again from there. Only the
 //   dealt rank reads the parts of t, and so it may put the result in their place, which costs no

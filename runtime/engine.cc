@@ -21,6 +21,10 @@ namespace lockstep {
 
 namespace {
 
+// For a sum beside products. What NCCL takes by itself of an H100 for a large one over NVLink
+// (NCCL_DEBUG=INFO says it: 24 coll channels): a block a channel, a multiprocessor a block.
+constexpr int kSumMultiprocessors = 24;
+
 absl::Status CheckOption(const char* name, int64_t value, int64_t min) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   if (value >= min && value <= kMax) return absl::OkStatus();
@@ -60,6 +64,15 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
   LOCKSTEP_RETURN_IF_ERROR(
       CheckOption("num_gpu_blocks_override", options.num_gpu_blocks_override, 0));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("check_tp_steps", options.check_tp_steps, 0));
+  if (options.overlap_min_tokens != 0) {  // one row cannot be cut
+    LOCKSTEP_RETURN_IF_ERROR(CheckOption("overlap_min_tokens", options.overlap_min_tokens, 2));
+  }
+  if (options.sum_multiprocessors < 0 ||
+      options.sum_multiprocessors > NcclCommunicator::kMaxBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("sum_multiprocessors is %d: it must be 1 to %d (0: NCCL's choice)",
+                        options.sum_multiprocessors, NcclCommunicator::kMaxBlocks));
+  }
   if (options.check_tp_steps > 0) LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(num_ranks));
   if (options.steps_in_flight < 0 || options.steps_in_flight > 2) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -113,6 +126,9 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
       .max_model_len = max_model_len,
       .block_size = options.block_size,
       .graphs = options.cuda_graphs,
+      .overlap_min_tokens = options.overlap_min_tokens,
+      .overlap_spare_multiprocessors =
+          options.sum_multiprocessors > 0 ? options.sum_multiprocessors : kSumMultiprocessors,
       .check_attention = options.check_attention};
   const CudaRankContext context{.stream = parts.cuda->stream.get(),
                                 .nccl = parts.cuda->nccl.get(),
@@ -298,7 +314,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
     const int64_t window_bytes =
         SumWindowBytes(options.max_num_batched_tokens * config.hidden_size * SizeOf(options.dtype));
-    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, *times));
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        parts.cuda, OpenCudaRank(communicator, window_bytes, options.sum_multiprocessors, *times));
   }
   KvScales kv_scales;
   const auto load = [&]() -> absl::Status {

@@ -34,6 +34,14 @@ struct EngineOptions {
   int64_t kv_cache_memory_bytes = 0;
   double gpu_memory_utilization = 0.9;  // of a GPU's memory, weights and all; (0, 1]
   bool cuda_graphs = true;              // decode steps are replayed as CUDA graphs
+  // CUDA, several ranks: in steps of so many tokens or more, at least 2, sums over ranks run beside
+  // products (model/cuda_overlap.h); 0: in none. A product in two parts has one more wave of tiles
+  // that does not fill the GPU. By a count of tiles, not measured: at 1024 rows of 3584 these waves
+  // take about what the sums take that they hide, at 2048 half of it.
+  int64_t overlap_min_tokens = 2048;
+  // Multiprocessors of such sums: they take so many, and the products leave them so many; NCCL
+  // takes no more in any step. 0: kSumMultiprocessors (engine.cc), and NCCL takes what it chooses.
+  int sum_multiprocessors = 0;
   int64_t num_gpu_blocks_override = 0;  // 0: what the memory holds; else this many KV blocks
   bool enable_prefix_caching = true;
   int num_threads = 1;            // compute threads of this rank

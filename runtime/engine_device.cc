@@ -23,7 +23,8 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
 }
 
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
-                                                       int64_t window_bytes, PhaseTimes& times) {
+                                                       int64_t window_bytes, int max_nccl_blocks,
+                                                       PhaseTimes& times) {
   auto seat = std::make_unique<CudaSeat>();
   LOCKSTEP_ASSIGN_OR_RETURN(seat->binding, BindCudaDevice(communicator));
   auto stream = OwnedCudaStream::Create();
@@ -31,8 +32,8 @@ absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicato
   seat->stream = *std::move(stream);
   times.End("GPU");
   if (communicator.size() == 1) return seat;
-  LOCKSTEP_ASSIGN_OR_RETURN(seat->nccl,
-                            NcclCommunicator::Create(communicator, seat->binding.device));
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      seat->nccl, NcclCommunicator::Create(communicator, seat->binding.device, max_nccl_blocks));
   times.End("NCCL");
   auto peers = PeerWindows::Create(communicator, window_bytes);
   times.End("peer windows");

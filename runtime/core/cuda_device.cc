@@ -107,6 +107,14 @@ absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() {
   return stream;
 }
 
+absl::StatusOr<OwnedCudaStream> OwnedCudaStream::CreateUrgent() {
+  int least = 0, greatest = 0;
+  LOCKSTEP_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  OwnedCudaStream stream;
+  LOCKSTEP_CUDA(cudaStreamCreateWithPriority(&stream.stream_, cudaStreamNonBlocking, greatest));
+  return stream;
+}
+
 OwnedCudaStream::~OwnedCudaStream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
@@ -127,6 +135,10 @@ absl::Status OwnedCudaEvent::Record(CudaStream stream) {
 
 absl::Status OwnedCudaEvent::Wait() {
   return CudaStatus(cudaEventSynchronize(event_), "cudaEventSynchronize");
+}
+
+absl::Status OwnedCudaEvent::HoldBack(CudaStream stream) const {
+  return CudaStatus(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
 }
 
 absl::Status CopyAsync(void* to, const void* from, int64_t bytes, CudaStream stream) {

@@ -85,6 +85,8 @@ using PinnedBuffer = CudaBuffer<CudaMemory::kPinned>;
 class OwnedCudaStream {
  public:
   static absl::StatusOr<OwnedCudaStream> Create();
+  // Where the GPU has no room for blocks of all streams, those of this one come first.
+  static absl::StatusOr<OwnedCudaStream> CreateUrgent();
   OwnedCudaStream() = default;
   OwnedCudaStream(OwnedCudaStream&& other) noexcept
       : stream_(std::exchange(other.stream_, nullptr)) {}
@@ -116,6 +118,9 @@ class OwnedCudaEvent {
   // Until the stream has come to the last Record; at once where there was none. An error of a
   // kernel before it shows here.
   absl::Status Wait();
+  // The host goes on; what is issued to `stream` behind this call begins when the last Record
+  // before it has been come to.
+  absl::Status HoldBack(CudaStream stream) const;
 
  private:
   CUevent_st* event_ = nullptr;

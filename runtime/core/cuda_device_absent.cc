@@ -26,11 +26,13 @@ CudaBuffer<kMemory>::~CudaBuffer() = default;
 template class CudaBuffer<CudaMemory::kDevice>;
 template class CudaBuffer<CudaMemory::kPinned>;
 absl::StatusOr<OwnedCudaStream> OwnedCudaStream::Create() { return WithoutCuda(); }
+absl::StatusOr<OwnedCudaStream> OwnedCudaStream::CreateUrgent() { return WithoutCuda(); }
 OwnedCudaStream::~OwnedCudaStream() = default;
 absl::StatusOr<OwnedCudaEvent> OwnedCudaEvent::Create() { return WithoutCuda(); }
 OwnedCudaEvent::~OwnedCudaEvent() = default;
 absl::Status OwnedCudaEvent::Record(CudaStream) { return WithoutCuda(); }
 absl::Status OwnedCudaEvent::Wait() { return WithoutCuda(); }
+absl::Status OwnedCudaEvent::HoldBack(CudaStream) const { return WithoutCuda(); }
 absl::Status CopyAsync(void*, const void*, int64_t, CudaStream) { return WithoutCuda(); }
 absl::Status FillBytesAsync(void*, int, int64_t, CudaStream) { return WithoutCuda(); }
 absl::Status Synchronize(CudaStream) { return WithoutCuda(); }

@@ -5,8 +5,9 @@ usage: gpu_steps.py LOCKSTEP CONFIG_DIR [--ranks 1,2] [--cases 1x512,8x512,32x10
 
 CONFIG_DIR holds a config.json; the weights are dummy ones. A case is BATCHxCONTEXT (decode: the median step of 48 with the whole
 batch and no prompt in it) or prefillN (prompts of N tokens, one after the other: the median of 4
-steps of N tokens or, where the next prompt begins in them, up to 8192). OPTIONs go to `lockstep generate`. Prints a line a
-case: median, 10th and 90th percentile, in milliseconds.
+steps of N tokens or, where the next prompt begins in them, up to 8192). OPTIONs go to `lockstep generate`: --overlap-sums 0 makes
+no sum over ranks beside products, --sum-multiprocessors N gives those N multiprocessors. Prints a line a case: median, 10th and
+90th percentile, in milliseconds.
 """
 import argparse
 import json

@@ -15,6 +15,7 @@ struct Shape {
   int64_t rows, n, k;
   int64_t gap = 0;     // elements between rows of x, weight and y
   int64_t offset = 0;  // elements by which they are not aligned
+  int spare_multiprocessors = 0;
 };
 
 class CudaLinearTest : public CudaTest {
@@ -52,7 +53,7 @@ void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype) {
   for (const bool has_bias : {false, true}) {
     y.Poison(stream());
     EXPECT_STATUS_OK(linear().Run(x.view(), weight.view(), has_bias ? bias.view().data : nullptr,
-                                  y.view(), stream()));
+                                  y.view(), stream(), shape.spare_multiprocessors));
     y.Download(stream());
     for (int64_t t = 0; t < shape.rows; ++t) {
       for (int64_t c = 0; c < shape.n; ++c) {
@@ -84,6 +85,16 @@ TEST_F(CudaLinearTest, CublasLtMatchesDoublePrecision) {
                                {5, 2, 4000}}) {
       Check(shape, dtype, dtype);
       if (dtype != DType::kF32) Check(shape, dtype, DType::kF32);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(CudaLinearTest, CublasLtLeavesMultiprocessorsToOthers) {
+  for (const DType dtype : kTypes) {
+    for (const Shape& shape :
+         {Shape{300, 520, 256, 0, 0, 24}, {70, 1000, 320, 0, 0, 100}, {1, 64, 64, 0, 0, 1000}}) {
+      Check(shape, dtype, dtype);
       if (HasFailure()) return;
     }
   }

@@ -1,5 +1,6 @@
 // The whole engine on GPUs, one a rank, under mpirun: the reference checkpoints, and random request
 // mixes against the engine on the CPU.
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -103,19 +104,22 @@ TEST_P(CudaGoldenTest, MatchesTheReference) {
     const Golden golden = VALUE_OR_ABORT(ReadGolden(folder));
     const ModelSource source = VALUE_OR_ABORT(OpenModel(folder, LoadFormat::kAuto));
     if (source.config.num_query_heads < job->size()) continue;
-    for (const bool small : {false, true}) {
+    for (const auto& [small, overlap_min_tokens] :
+         {std::pair<bool, int64_t>{false, 0}, {true, 0}, {false, 2}, {true, 5}}) {
+      if (overlap_min_tokens > 0 && job->size() == 1) continue;
       EngineOptions options;
       options.dtype = GetParam();
       options.max_num_batched_tokens = small ? 7 : 2048;  // chunked prefill
       options.cuda_graphs = !small;
+      options.overlap_min_tokens = overlap_min_tokens;
       options.check_attention = small && !exact;  // fails the run where kernels disagree
       const GoldenResult result = RunGolden(source, golden, options, exact ? 1e-3 : 2 * tolerance);
       if (job->rank() != 0) continue;
       std::printf(
-          "%-18s %s, %d GPU%s%s: logits differ by %.2e at most, %d of %d greedy ids equal\n", name,
-          std::string(Name(GetParam())).c_str(), job->size(), job->size() == 1 ? "" : "s",
-          small ? ", chunks of 7" : "", result.difference, static_cast<int>(result.equal),
-          static_cast<int>(result.compared));
+          "%-18s %s, %d GPU%s%s%s: logits differ by %.2e at most, %d of %d greedy ids equal\n",
+          name, std::string(Name(GetParam())).c_str(), job->size(), job->size() == 1 ? "" : "s",
+          small ? ", chunks of 7" : "", overlap_min_tokens > 0 ? ", sums beside products" : "",
+          result.difference, static_cast<int>(result.equal), static_cast<int>(result.compared));
       EXPECT_LE(result.difference, tolerance) << name;
       EXPECT_EQ(result.equal, result.compared) << name;
     }
@@ -150,8 +154,9 @@ TEST_F(CudaEngineTest, WithAnFp8CacheLogitsStayNearTheReference) {
   }
 }
 
-// Preemption, prefix hits, chunks, graphs, cancellation, one or two steps in flight. In float32 the
-// GPUs' sums differ from the CPU's in the last bits, which decides a draw in a million.
+// Preemption, prefix hits, chunks, graphs, sums beside products, cancellation, one or two steps in
+// flight. In float32 the GPUs' sums differ from the CPU's in the last bits, which decides a draw in
+// a million.
 TEST_F(CudaEngineTest, RandomMixesGetWhatTheCpuGivesThemAlone) {
   const int num_mixes = job->size() == 1 ? 40 : 12;
   constexpr float kTolerance = 2e-4f;
@@ -164,6 +169,8 @@ TEST_F(CudaEngineTest, RandomMixesGetWhatTheCpuGivesThemAlone) {
     std::vector<Drawn> together = draw.Requests();
     EngineOptions options = draw.Options();
     options.cuda_graphs = mix % 3 != 2;
+    // Prefill and decode rows mixed, in steps that overlap and steps that do not.
+    options.overlap_min_tokens = std::array{0, 2, 5, 16}[mix % 4];
     std::vector<Drawn> alone = together;
     if (job->rank() == 0) {
       EngineOptions roomy;
