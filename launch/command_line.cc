@@ -11,6 +11,7 @@ namespace {
 struct CommandTable {
   GenerateOptions generate;
   ScoreOptions score;
+  ServeOptions serve;
   TokenizeOptions tokenize;
   PlanOptions plan;
   VersionOptions version;
@@ -19,6 +20,7 @@ struct CommandTable {
   std::vector<CommandSpec> Specs() {
     return {GenerateSpec(&generate),
             ScoreSpec(&score),
+            ServeSpec(&serve),
             TokenizeSpec(&tokenize),
             PlanSpec(&plan),
             VersionSpec(&version),
@@ -80,6 +82,7 @@ void StripTrailingSlashes(std::string* path) {
 Command TakeOptions(CommandTable& table, const std::string& command) {
   if (command == "generate") return std::move(table.generate);
   if (command == "score") return std::move(table.score);
+  if (command == "serve") return std::move(table.serve);
   if (command == "tokenize") return std::move(table.tokenize);
   if (command == "plan") return std::move(table.plan);
   return table.version;

@@ -9,6 +9,7 @@
 #include "launch/generate_command.h"
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
+#include "launch/serve_command.h"
 #include "launch/tokenize_command.h"
 #include "launch/version_command.h"
 
@@ -19,8 +20,8 @@ struct HelpOptions {
   std::string text;
 };
 
-using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, TokenizeOptions,
-                             PlanOptions, VersionOptions>;
+using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions,
+                             TokenizeOptions, PlanOptions, VersionOptions>;
 
 // `args` without the program's name. InvalidArgument when they are no valid command line; the
 // message ends with the help command to try. Pure: reads no file and no environment.

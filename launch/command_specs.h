@@ -8,6 +8,7 @@
 #include "launch/option_parser.h"
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
+#include "launch/serve_command.h"
 #include "launch/tokenize_command.h"
 #include "launch/version_command.h"
 
@@ -22,6 +23,8 @@ absl::Status CheckGenerateOptions(const GenerateOptions& options);
 
 CommandSpec ScoreSpec(ScoreOptions* options);
 absl::Status CheckScoreOptions(const ScoreOptions& options);
+
+CommandSpec ServeSpec(ServeOptions* options);
 
 CommandSpec TokenizeSpec(TokenizeOptions* options);
 absl::Status CheckTokenizeOptions(const TokenizeOptions& options);

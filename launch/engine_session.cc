@@ -90,7 +90,8 @@ int Lead(Communicator& communicator, Engine& engine, EngineJob& job, const Sessi
     Log(LogLevel::kError, std::string(status.message()));
     return 2;
   }
-  if (absl::Status status = engine.RunUntilIdle(); !status.ok()) {
+  if (absl::Status status = job.Run(engine); !status.ok()) {
+    job.Fail(status);
     FailJob(communicator, status);
   }
   if (absl::Status status = job.Finish(engine, session); !status.ok()) {
@@ -139,7 +140,7 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                             Engine::Create(source, options, communicator, &times));
   LogInfo(absl::StrFormat("ready in %.2f s: %s", times.total_seconds(), times.ToString()));
-  const SessionInfo session{communicator.size(), options.num_threads, options.dtype,
+  const SessionInfo session{communicator.size(), options.num_threads, device, options.dtype,
                             SecondsSince(start)};
   return LeadOrFollow(communicator, *engine, job, session);
 }

@@ -3,7 +3,7 @@
 //   every rank   open the model      -> Agree: a refusal ends all ranks with 2
 //   rank 0       EngineJob::Prepare  -> the same Agree
 //   every rank   make the engine     -> refusals end all ranks with 2
-//   rank 0       EngineJob::Submit, run the engine, EngineJob::Finish; the others follow
+//   rank 0       EngineJob::Submit, Run, Finish; the others follow
 //   every rank   learn rank 0's exit status
 //
 // Rank 0 alone prints. The exception is a fault after the start: other ranks may be inside a
@@ -19,6 +19,7 @@ namespace lockstep {
 struct SessionInfo {
   int num_ranks = 1;
   int num_threads = 1;  // of each rank
+  DeviceKind device = DeviceKind::kCpu;
   DType dtype = DType::kF32;
   double load_seconds = 0;  // from the start of the command until the engine stands
 };
@@ -31,9 +32,13 @@ class EngineJob {
   // Reads inputs, checks that outputs can be written. A failure means exit status 2. `source`
   // outlives the job's use.
   virtual absl::Status Prepare(const ModelSource& source) = 0;
-  // Submits every request. A failure means exit status 2.
+  // Submits every request, or makes ready who will. A failure means exit status 2.
   virtual absl::Status Submit(Engine& engine, const SessionInfo& session) = 0;
-  // After the engine has run: prints what remains. A failure means exit status 1.
+  // Runs the engine: until everything that was submitted has ended, or as long as the job wants.
+  virtual absl::Status Run(Engine& engine) { return engine.RunUntilIdle(); }
+  // Run has failed: the job is about to be aborted. Returns soon.
+  virtual void Fail(const absl::Status&) {}
+  // After Run: prints what remains, and lets go of the engine. A failure means exit status 1.
   virtual absl::Status Finish(const Engine& engine, const SessionInfo& session) = 0;
 };
 

@@ -31,6 +31,7 @@ struct RunCommand {
   int operator()(const HelpOptions& options) const { return PrintResult(options.text); }
   int operator()(const GenerateOptions& options) const { return RunGenerate(options); }
   int operator()(const ScoreOptions& options) const { return RunScore(options); }
+  int operator()(const ServeOptions& options) const { return RunServe(options); }
   int operator()(const TokenizeOptions& options) const { return RunTokenize(options); }
   int operator()(const PlanOptions& options) const { return RunPlan(options); }
   int operator()(const VersionOptions& options) const { return RunVersion(options); }
@@ -45,7 +46,8 @@ int Main(int argc, char** argv) {
   if (command.ok()) {
     // Commands that need one process print once under mpirun, too.
     const bool takes_ranks = std::holds_alternative<GenerateOptions>(*command) ||
-                             std::holds_alternative<ScoreOptions>(*command);
+                             std::holds_alternative<ScoreOptions>(*command) ||
+                             std::holds_alternative<ServeOptions>(*command);
     return takes_ranks || LaunchedRank() == 0 ? std::visit(RunCommand(), *command) : 0;
   }
   if (LaunchedRank() == 0) Log(LogLevel::kError, std::string(command.status().message()));

@@ -5,6 +5,8 @@
 # allowed as root, as many ranks as wanted, threads not pinned to one core, waiting ranks leave their core to others, and no
 # banner of mpirun after a message of lockstep's own. Runs the lockstep that lies beside this script, as `cmake --install` puts
 # it (there the script is called lockstep-run), or else build/release/lockstep; LOCKSTEP names another binary.
+#
+# A server is stopped by SIGTERM to this script, or Ctrl-C: it goes to the ranks as SIGUSR2, so that running requests may finish.
 set -euo pipefail
 me=$(basename "$0")
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -27,7 +29,18 @@ export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader
 [[ " $* " =~ [\ =]-\ |/dev/stdin ]] || exec </dev/null
 
 status=0
-mpirun -q -np "$ranks" "$lockstep" "$@" || status=$?
+if [ "${1:-}" = serve ]; then
+  # A process group of its own: a Ctrl-C that reached mpirun would make it end the ranks within a second.
+  set -m
+  mpirun -q -np "$ranks" "$lockstep" "$@" &
+  job=$!
+  trap 'kill -USR2 "$job" 2>/dev/null || true' INT TERM USR2
+  # A signal ends `wait` early.
+  while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done
+  wait "$job" || status=$?
+else
+  mpirun -q -np "$ranks" "$lockstep" "$@" || status=$?
+fi
 if [ "$status" -gt 128 ]; then
   echo "$me: a rank was ended by signal $((status - 128)); the job is over" >&2
 fi

@@ -15,7 +15,8 @@ namespace lockstep {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model);
 
 // A folder's chat_template.jinja or tokenizer_config.json, or a GGUF file's metadata. NotFound when
-// there is no template.
-absl::StatusOr<std::unique_ptr<ChatFormat>> LoadChatFormat(const std::string& model);
+// there is no template. `template_file`, unless empty, is read in its place.
+absl::StatusOr<std::unique_ptr<ChatFormat>> LoadChatFormat(const std::string& model,
+                                                           const std::string& template_file = "");
 
 }  // namespace lockstep

@@ -65,12 +65,20 @@ absl::Status ReadTemplateKey(const OrderedJson& json, const std::string& path, C
 
 }  // namespace
 
-absl::StatusOr<ChatConfig> LoadChatConfig(const std::string& dir) {
+absl::StatusOr<std::string> ReadChatTemplate(const std::string& path) {
+  LOCKSTEP_ASSIGN_OR_RETURN(std::string text, ReadFile(path, FileKind::kAny));
+  if (!text.empty()) return text;
+  return absl::InvalidArgumentError(absl::StrFormat("%s: the chat template is empty", path));
+}
+
+absl::StatusOr<ChatConfig> LoadChatConfig(const std::string& dir,
+                                          const std::string& template_file) {
   ChatConfig config;
   const std::string json_path = dir + "/tokenizer_config.json";
-  const std::string jinja_path = dir + "/chat_template.jinja";
-  LOCKSTEP_ASSIGN_OR_RETURN(config.chat_template, ReadIfPresent(jinja_path));
-  config.where = jinja_path;
+  const bool has_own = template_file.empty();
+  config.where = has_own ? dir + "/chat_template.jinja" : template_file;
+  LOCKSTEP_ASSIGN_OR_RETURN(config.chat_template, has_own ? ReadIfPresent(config.where)
+                                                          : ReadChatTemplate(template_file));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, ReadIfPresent(json_path));
   if (!text.empty()) {
     LOCKSTEP_ASSIGN_OR_RETURN(const OrderedJson json, ParseOrderedJson(text, json_path));

@@ -27,8 +27,12 @@ struct ChatConfig {
 // string, or a list of {name, template} of which "default" is taken, and "tool_use" for tools.
 // Special tokens: tokenizer_config.json, as strings or
 // {"content": ...} objects. NotFound "no chat template in ..." when there is none; InvalidArgument
-// naming file and key when something has the wrong shape.
-absl::StatusOr<ChatConfig> LoadChatConfig(const std::string& dir);
+// naming file and key when something has the wrong shape. `template_file`, unless empty, is read in
+// place of both; the special tokens remain.
+absl::StatusOr<ChatConfig> LoadChatConfig(const std::string& dir,
+                                          const std::string& template_file = "");
+// A template that takes the place of a model's own. InvalidArgument when the file is empty.
+absl::StatusOr<std::string> ReadChatTemplate(const std::string& path);
 
 // A config's templates, parsed. Immutable; any thread may render.
 class ChatFormat {

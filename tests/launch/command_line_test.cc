@@ -97,6 +97,64 @@ TEST(CommandLine, GenerateTakesEveryOption) {
   EXPECT_EQ(options.engine.tp, 2);
 }
 
+TEST(CommandLine, ServeDefaultsAndOptions) {
+  const auto defaults = Parse<ServeOptions>({"serve", "model/"});
+  EXPECT_EQ(defaults.engine.model, "model");
+  EXPECT_EQ(defaults.host, "127.0.0.1");
+  EXPECT_EQ(defaults.port, 8000);
+  EXPECT_TRUE(defaults.served_model_names.empty());
+  EXPECT_TRUE(defaults.api_keys.empty());
+  EXPECT_EQ(defaults.request_timeout_seconds, 0);
+  EXPECT_EQ(defaults.drain_seconds, 30);
+  EXPECT_TRUE(defaults.engine.use_generation_config);
+
+  const auto options = Parse<ServeOptions>({"serve",
+                                            "m",
+                                            "--host",
+                                            "::",
+                                            "--port=0",
+                                            "--api-key",
+                                            "k1",
+                                            "--api-key=k2",
+                                            "--max-queue",
+                                            "0",
+                                            "--served-model-name",
+                                            "a",
+                                            "--served-model-name",
+                                            "b",
+                                            "--chat-template",
+                                            "t.jinja",
+                                            "--request-timeout",
+                                            "1.5",
+                                            "--drain-seconds",
+                                            "0",
+                                            "--load-format",
+                                            "null",
+                                            "--null-step-ms",
+                                            "2.5",
+                                            "--max-num-seqs",
+                                            "9",
+                                            "--generation-config",
+                                            "none"});
+  EXPECT_EQ(options.host, "::");
+  EXPECT_EQ(options.port, 0);
+  EXPECT_EQ(options.api_keys, (Args{"k1", "k2"}));
+  EXPECT_EQ(options.served_model_names, (Args{"a", "b"}));
+  EXPECT_EQ(options.chat_template, "t.jinja");
+  EXPECT_EQ(options.max_queue, 0);
+  EXPECT_EQ(options.request_timeout_seconds, 1.5);
+  EXPECT_EQ(options.drain_seconds, 0);
+  EXPECT_EQ(options.engine.load_format, LoadFormat::kNull);
+  EXPECT_EQ(options.engine.null_step_ms, 2.5);
+  EXPECT_EQ(options.engine.engine.max_num_seqs, 9);
+  EXPECT_FALSE(options.engine.use_generation_config);
+
+  for (const Args& bad : {Args{"--port", "65536"}, Args{"--api-key", ""}, Args{"--max-queue", "-1"},
+                          Args{"--drain-seconds", "nan"}, Args{"--request-timeout", "-1"}}) {
+    EXPECT_NE(Refusal({"serve", "m", bad[0], bad[1]}).find(bad[0]), std::string::npos) << bad[0];
+  }
+}
+
 TEST(CommandLine, GenerateTakesEverySamplingAndEngineOption) {
   const auto options = Parse<GenerateOptions>({"generate",
                                                "m",

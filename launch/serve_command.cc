@@ -1,0 +1,293 @@
+#include "launch/serve_command.h"
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "launch/engine_session.h"
+#include "launch/output_file.h"
+#include "launch/serve/front_desk.h"
+#include "launch/serve/signal_watch.h"
+#include "launch/tokenizer_loading.h"
+#include "runtime/core/log.h"
+
+namespace lockstep {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char kShuttingDown[] = "the server is shutting down";
+// For what was answered to reach the clients. mpirun leaves a second in all when it ends the job.
+constexpr double kCloseSeconds = 2;
+constexpr double kHurriedCloseSeconds = 0.3;
+constexpr double kDrainTickSeconds = 0.02;
+// Who signals a whole process group, or all processes of a service, reaches rank 0 twice: directly
+// and through mpirun.
+constexpr std::chrono::milliseconds kOneSignal(250);
+
+// Rank 0's part. The main thread prepares, runs the engine and closes; the thread of WatchSignals
+// says when to stop.
+class ServeJob : public EngineJob {
+ public:
+  ServeJob(const ServeOptions& options, SignalWatch signals);
+  ~ServeJob() override;
+
+  absl::Status Prepare(const ModelSource& source) override;
+  absl::Status Submit(Engine& engine, const SessionInfo& session) override;
+  absl::Status Run(Engine& engine) override { return engine.Run(); }
+  void Fail(const absl::Status& status) override;
+  absl::Status Finish(const Engine& engine, const SessionInfo& session) override;
+
+ private:
+  enum class Phase { kStarting, kServing, kDraining, kEnding };
+
+  absl::Status LoadText();
+  MetricLabels Info(const Engine& engine, const SessionInfo& session) const;
+
+  void WatchSignals();
+  // Under mutex_.
+  void OnSignal(const StopSignal& signal);
+  void StartDrain(const std::string& why);
+  void GoOnDraining();
+  void EndNow();
+
+  const ServeOptions& options_;
+  const std::vector<std::string> names_;
+  SignalWatch signals_;
+  std::thread watcher_;
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatFormat> chat_;
+  ServedModel model_;
+  std::unique_ptr<FrontDesk> desk_;
+
+  std::mutex mutex_;
+  bool closed_ = false;  // the watcher is to leave
+  Phase phase_ = Phase::kStarting;
+  bool hurried_ = false;  // mpirun ends the job
+  Clock::time_point drain_since_;
+  Engine* engine_ = nullptr;
+  std::unique_ptr<OpenAiApi> api_;  // uses engine_
+};
+
+std::vector<std::string> NamesOf(const ServeOptions& options) {
+  if (!options.served_model_names.empty()) return options.served_model_names;
+  return {options.engine.model};
+}
+
+ServeJob::ServeJob(const ServeOptions& options, SignalWatch signals)
+    : options_(options), names_(NamesOf(options)), signals_(std::move(signals)) {
+  watcher_ = std::thread([this] { WatchSignals(); });
+}
+
+ServeJob::~ServeJob() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  signals_.Wake();
+  watcher_.join();
+}
+
+// The port first: who started it wants to know soon, and /health may be asked from then on.
+absl::Status ServeJob::Prepare(const ModelSource& source) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckOutputIsNoInput("--step-log", options_.engine.engine.step_log,
+                                                options_.engine.model, {options_.chat_template}));
+  HttpServerOptions http;
+  http.host = options_.host;
+  http.port = static_cast<int>(options_.port);
+  LOCKSTEP_ASSIGN_OR_RETURN(desk_, FrontDesk::Create(http, names_[0], LOCKSTEP_VERSION));
+  model_.config = &source.config;
+  model_.generation = &source.generation;
+  return LoadText();
+}
+
+absl::Status ServeJob::LoadText() {
+  const std::string& model = options_.engine.model;
+  auto tokenizer = LoadTokenizer(model);
+  if (!tokenizer.ok() && !absl::IsNotFound(tokenizer.status())) return tokenizer.status();
+  if (!tokenizer.ok()) {
+    model_.no_chat_reason = "the model has no tokenizer";
+    LogWarning("the model has no tokenizer: prompts must be lists of ids, answers are ids");
+    if (options_.chat_template.empty()) return absl::OkStatus();
+    return Annotate(tokenizer.status(), "--chat-template needs a tokenizer");
+  }
+  tokenizer_ = *std::move(tokenizer);
+  model_.tokenizer = tokenizer_.get();
+  auto chat = LoadChatFormat(model, options_.chat_template);
+  if (chat.ok()) {
+    chat_ = *std::move(chat);
+    model_.chat = chat_.get();
+    return absl::OkStatus();
+  }
+  // Completions do without a template, and --chat-template can mend what is wrong with it.
+  if (!options_.chat_template.empty()) return Annotate(chat.status(), "--chat-template");
+  model_.no_chat_reason = std::string(chat.status().message());
+  LogWarning("chats are refused: " + model_.no_chat_reason);
+  return absl::OkStatus();
+}
+
+absl::Status ServeJob::Submit(Engine& engine, const SessionInfo& session) {
+  OpenAiOptions api;
+  api.served_model_names = names_;
+  api.api_keys = options_.api_keys;
+  if (const char* key = std::getenv("LOCKSTEP_API_KEY"); key != nullptr && *key != '\0') {
+    api.api_keys.push_back(key);
+  }
+  // What decides about the bits of an answer, besides the request.
+  api.system_fingerprint = absl::StrFormat("lockstep-%s-tp%d-%s", LOCKSTEP_VERSION,
+                                           session.num_ranks, std::string(Name(session.dtype)));
+  api.max_num_seqs = options_.engine.engine.max_num_seqs;
+  api.max_queue = options_.max_queue;
+  api.request_timeout_seconds = options_.request_timeout_seconds;
+  const std::lock_guard lock(mutex_);
+  LOCKSTEP_ASSIGN_OR_RETURN(api_, OpenAiApi::Create(engine, model_, api, &desk_->metrics()));
+  engine_ = &engine;
+  desk_->Open(engine, *api_, Info(engine, session));
+  phase_ = Phase::kServing;
+  const bool bare_ipv6 = options_.host.find(':') != std::string::npos;
+  LogInfo(absl::StrFormat("serving %s on http://%s:%d%s", names_[0],
+                          bare_ipv6 ? "[" + options_.host + "]" : options_.host, desk_->port(),
+                          api.api_keys.empty() ? "" : ", with an API key"));
+  return absl::OkStatus();
+}
+
+MetricLabels ServeJob::Info(const Engine& engine, const SessionInfo& session) const {
+  const EngineOptions& options = options_.engine.engine;
+  const LoadFormat format = options_.engine.load_format;
+  return {{"version", LOCKSTEP_VERSION},
+          {"model", options_.engine.model},
+          {"weights", format == LoadFormat::kAuto    ? "checkpoint"
+                      : format == LoadFormat::kDummy ? "dummy"
+                                                     : "null"},
+          {"ranks", absl::StrCat(session.num_ranks)},
+          {"threads", absl::StrCat(session.num_threads)},
+          {"device", session.device == DeviceKind::kCuda ? "cuda" : "cpu"},
+          {"dtype", std::string(Name(session.dtype))},
+          {"max_model_len", absl::StrCat(engine.max_model_len())},
+          {"max_num_seqs", absl::StrCat(options.max_num_seqs)},
+          {"max_num_batched_tokens", absl::StrCat(options.max_num_batched_tokens)},
+          {"block_size", absl::StrCat(options.block_size)},
+          {"prefix_caching", options.enable_prefix_caching ? "yes" : "no"},
+          {"chat", model_.chat != nullptr ? "yes" : "no"},
+          {"load_seconds", absl::StrFormat("%.2f", session.load_seconds)}};
+}
+
+// Another rank may be gone, and mpirun about to end this one: soon.
+void ServeJob::Fail(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  phase_ = Phase::kEnding;
+  desk_->SetState(ServerState::kFailed);
+  api_->Fail(status);
+  desk_->Close(kHurriedCloseSeconds);
+}
+
+absl::Status ServeJob::Finish(const Engine&, const SessionInfo&) {
+  const std::lock_guard lock(mutex_);
+  desk_->Close(hurried_ ? kHurriedCloseSeconds : kCloseSeconds);
+  api_.reset();
+  engine_ = nullptr;
+  LogInfo("the server has ended");
+  return absl::OkStatus();
+}
+
+void ServeJob::WatchSignals() {
+  while (true) {
+    bool draining;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      draining = phase_ == Phase::kDraining;
+    }
+    const std::optional<StopSignal> signal = signals_.Wait(draining ? kDrainTickSeconds : -1);
+    const std::lock_guard lock(mutex_);
+    if (signal.has_value()) {
+      OnSignal(*signal);
+    } else if (phase_ == Phase::kDraining) {
+      GoOnDraining();
+    }
+  }
+}
+
+void ServeJob::OnSignal(const StopSignal& signal) {
+  const std::string name = absl::StrCat("SIG", sigabbrev_np(signal.number));
+  const bool launcher_ends = signal.number == SIGTERM && signal.from_parent && LaunchedByMpirun();
+  switch (phase_) {
+    case Phase::kStarting:
+      LogWarning(name + " before the server was ready: ending");
+      SignalWatch::EndBy(signal.number);
+    case Phase::kServing:
+      if (launcher_ends) {
+        hurried_ = true;
+        LogWarning(name + " from mpirun: ending at once");
+        return EndNow();
+      }
+      return StartDrain(name);
+    case Phase::kDraining:
+      if (!launcher_ends && Clock::now() - drain_since_ < kOneSignal) return;
+      hurried_ = launcher_ends;
+      LogWarning(name + ": ending at once");
+      return EndNow();
+    case Phase::kEnding:
+      // The engine may wait for a rank that is gone.
+      LogWarning(name + " while ending: no longer waiting for the engine");
+      SignalWatch::EndBy(signal.number);
+  }
+}
+
+void ServeJob::StartDrain(const std::string& why) {
+  LogInfo(absl::StrFormat("%s: no new requests; %d open ones have %g s to finish", why,
+                          api_->num_open(), options_.drain_seconds));
+  phase_ = Phase::kDraining;
+  drain_since_ = Clock::now();
+  desk_->SetState(ServerState::kDraining);
+  api_->StartDrain();
+}
+
+void ServeJob::GoOnDraining() {
+  if (api_->WaitIdle(0)) return EndNow();
+  const std::chrono::duration<double> drained = Clock::now() - drain_since_;
+  if (drained.count() < options_.drain_seconds) return;
+  LogWarning(absl::StrFormat("%d requests have not finished within %g s", api_->num_open(),
+                             options_.drain_seconds));
+  EndNow();
+}
+
+// The main thread leaves Run and closes.
+void ServeJob::EndNow() {
+  phase_ = Phase::kEnding;
+  desk_->SetState(ServerState::kDraining);
+  api_->EndAll(kShuttingDown);
+  engine_->RequestStop();
+}
+
+}  // namespace
+
+int RunServe(const ServeOptions& options) {
+  if (LaunchedRank() != 0) {
+    // Rank 0 decides when to stop, and tells the others.
+    SignalWatch::Ignore();
+    class Follower : public EngineJob {
+      absl::Status Prepare(const ModelSource&) override { return absl::OkStatus(); }
+      absl::Status Submit(Engine&, const SessionInfo&) override { return absl::OkStatus(); }
+      absl::Status Finish(const Engine&, const SessionInfo&) override { return absl::OkStatus(); }
+    } follower;
+    return RunEngineJob(options.engine, follower);
+  }
+  absl::StatusOr<SignalWatch> signals = SignalWatch::Create();
+  if (!signals.ok()) {
+    Log(LogLevel::kError, std::string(signals.status().message()));
+    return LeaveRefused(signals.status());
+  }
+  ServeJob job(options, *std::move(signals));
+  return RunEngineJob(options.engine, job);
+}
+
+}  // namespace lockstep

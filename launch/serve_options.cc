@@ -1,0 +1,88 @@
+#include "launch/command_specs.h"
+#include "launch/option_setters.h"
+
+namespace lockstep {
+
+namespace {
+
+Option TextList(const char* name, const char* metavar, const char* help,
+                std::vector<std::string>* target, const char* default_value = "") {
+  return {name, metavar, help, default_value, true, [target](const std::string& text) {
+            if (text.empty()) return absl::InvalidArgumentError("it is an empty string");
+            target->push_back(text);
+            return absl::OkStatus();
+          }};
+}
+
+OptionSet StoreSeconds(double* target) {
+  return StoreNumber(
+      target, [](double x) { return x >= 0 && x <= 1e6; }, "0 to 1000000");
+}
+
+OptionGroup ServerGroup(ServeOptions* options) {
+  return {
+      "Server",
+      {
+          {"--host", "ADDRESS", "Where to listen: a name or an address; 0.0.0.0 or :: for all.",
+           options->host, false, StoreText(&options->host)},
+          {"--port", "PORT", "0 takes any free one, which a message names.",
+           absl::StrCat(options->port), false, StoreInt(&options->port, 0, 65535)},
+          TextList("--served-model-name", "NAME",
+                   "What clients call the model; each name given is known, the first is listed.",
+                   &options->served_model_names, "MODEL as given"),
+          TextList("--api-key", "KEY",
+                   "Requests to /v1, /tokenize and /detokenize must carry it (Authorization: "
+                   "Bearer KEY); of several each one opens. Other users of the machine see "
+                   "command lines: the environment variable LOCKSTEP_API_KEY adds a key unseen.",
+                   &options->api_keys),
+          {"--chat-template", "FILE", "A Jinja template in place of the model's own.", "", false,
+           StoreText(&options->chat_template)},
+          {"--max-queue", "N",
+           "Answers that may wait for their turn; requests beyond it get status 429.",
+           absl::StrCat(options->max_queue), false,
+           StoreInt(&options->max_queue, 0, int64_t{1} << 20)},
+          {"--request-timeout", "SECONDS",
+           "Longest time from a request's arrival to its last token; 0: no limit.", "0", false,
+           StoreSeconds(&options->request_timeout_seconds)},
+          {"--drain-seconds", "SECONDS",
+           "After SIGTERM to rank 0, or SIGUSR2 to mpirun: time that running requests have left to "
+           "finish.",
+           absl::StrCat(options->drain_seconds), false, StoreSeconds(&options->drain_seconds)},
+          {"--generation-config", "SOURCE",
+           "auto takes sampling defaults and end ids from the model's generation_config.json; none "
+           "leaves that file out.",
+           "auto", false,
+           StoreChoice(&options->engine.use_generation_config,
+                       OptionChoices<bool>{{"auto", true}, {"none", false}})},
+      }};
+}
+
+}  // namespace
+
+CommandSpec ServeSpec(ServeOptions* options) {
+  CommandSpec spec = {
+      "serve",
+      "MODEL",
+      "OpenAI's API over HTTP",
+      "Serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize,\n"
+      "/health, /metrics (Prometheus), /version, and / for browsers. Rank 0 listens, as\n"
+      "soon as the model is found; /health answers 503 until it is loaded.\n",
+      {ServerGroup(options), ModelGroup(&options->engine)},
+      absl::StrCat(
+          "SIGTERM or SIGINT to rank 0, or SIGUSR2 to mpirun, which passes it on: nothing\n"
+          "new is admitted, what runs may finish, the exit status is 0. A second one ends at\n"
+          "once. SIGTERM or SIGINT to mpirun itself leaves the ranks about a second: the\n"
+          "clients are told, and the server ends within it.\n"
+          "\n"
+          "Examples:\n"
+          "  mpirun -np 2 lockstep serve ./Llama --port 8000\n"
+          "  lockstep serve model.gguf --served-model-name small --api-key SECRET\n\n",
+          kExitStatuses),
+      &options->engine.model};
+  for (OptionGroup& group : EngineGroups(&options->engine)) {
+    spec.groups.push_back(std::move(group));
+  }
+  return spec;
+}
+
+}  // namespace lockstep
