@@ -9,7 +9,7 @@ namespace lockstep {
 
 // A choice that has ended; of n choices each is told.
 struct FinishedChoice {
-  // kStop for tool calls too, kCancelled when the client has gone or time was up.
+  // kStop for tool calls too, kCancelled when the client has gone, kError when time was up as well.
   FinishReason reason = FinishReason::kNone;
   double seconds = 0;  // since the request arrived
   int64_t prompt_tokens = 0;

@@ -139,7 +139,7 @@ std::string TokenDecoder::TokenBytes(std::string_view token) const {
         break;
       case Kind::kReplace:
       case Kind::kMetaspace: {
-        const std::string_view content = step.kind == Kind::kReplace ? step.content : " ";
+        const std::string content = step.kind == Kind::kReplace ? step.content : " ";
         for (size_t at = 0; (at = bytes.find(step.pattern, at)) != std::string::npos;) {
           bytes.replace(at, step.pattern.size(), content);
           at += content.size();

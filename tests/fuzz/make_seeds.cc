@@ -300,6 +300,36 @@ void AddRequests(SeedFolder folder) {
       "abcGET / HTTP/2.0\r\n\r\n");
 }
 
+// The first byte is the path: completions, chats, /tokenize, /detokenize.
+void AddOpenAiCalls(SeedFolder seeds) {
+  const char kPaths[] = {0, 1, 2, 3};
+  const auto add = [&](size_t path, const char* body) {
+    seeds.Add(std::string(1, kPaths[path]) + body);
+  };
+  add(0, R"({"model": "tiny", "prompt": "Hello cat 🦙", "max_tokens": 20, "temperature": 0})");
+  add(0, R"({"prompt": [5, 269, 243, 162, 169, 156], "n": 2, "logprobs": 2, "echo": true})");
+  add(0, R"({"prompt": [[5, 6], [7]], "stream": true, "stream_options": {"include_usage": true},
+             "logprobs": 1, "stop": ["lo", "x"], "return_token_ids": true})");
+  add(0, R"({"prompt": ["a", "b"], "max_tokens": 0, "echo": true, "logprobs": 0, "seed": -3})");
+  add(0, R"({"prompt": "a", "top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+             "frequency_penalty": 0.5, "presence_penalty": -0.5, "logit_bias": {"5": -100},
+             "ignore_eos": true, "min_tokens": 1, "stop_token_ids": [7], "priority": -1,
+             "cache_salt": "s", "user": "u", "prompt_logprobs": 1, "skip_special_tokens": false})");
+  add(0, R"({"prompt": "a", "best_of": 2, "suffix": "b", "response_format": {"type": "text"}})");
+  add(1, R"({"messages": [{"role": "system", "content": "be brief"},
+             {"role": "user", "content": [{"type": "text", "text": "hi"}]}], "logprobs": true,
+             "top_logprobs": 2, "max_completion_tokens": 9, "stream": true})");
+  add(1, R"({"messages": [{"role": "user", "content": "<tool_call>{\"name\": \"f\"}</tool_call>"},
+             {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function",
+              "function": {"name": "f", "arguments": "{\"x\": [1]}"}}]},
+             {"role": "tool", "tool_call_id": "c", "content": "4"}], "parallel_tool_calls": false,
+             "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+             "tool_choice": "auto", "chat_template_kwargs": {"a": 1}, "modalities": ["text"]})");
+  add(2, R"({"prompt": "Hello", "add_special_tokens": false, "return_token_strs": true})");
+  add(2, R"({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": false})");
+  add(3, R"({"tokens": [5, 269]})");
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -317,5 +347,6 @@ int main(int argc, char** argv) {
   AddTokenizers({root, "tokenizer_fuzz"});
   AddTemplates({root, "chat_template_fuzz"});
   AddRequests({root, "http_request_fuzz"});
+  AddOpenAiCalls({root, "openai_fuzz"});
   return 0;
 }

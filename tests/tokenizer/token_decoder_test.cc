@@ -140,5 +140,20 @@ TEST(DecoderTest, EveryKind) {
             absl::string_view::npos);
 }
 
+TEST(TokenDecoderTest, TheBytesOfOneTokenNeedBeNoCharacters) {
+  const auto bytes = [](const Json& decoder, std::string_view token) {
+    return TokenDecoder::Create(decoder, "test")->TokenBytes(token);
+  };
+  const Json llama = Json::parse(R"({"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+      {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  EXPECT_EQ(bytes(llama, "▁cat▁"), " cat ");
+  EXPECT_EQ(bytes(llama, "<0xF0>"), "\xF0");
+  EXPECT_EQ(bytes({{"type", "ByteLevel"}}, "Ġworld"), " world");
+  EXPECT_EQ(bytes({{"type", "ByteLevel"}}, "ðŁ"), "\xF0\x9F");
+  EXPECT_EQ(bytes({{"type", "Metaspace"}, {"replacement", "▁"}}, "▁a"), " a");
+  EXPECT_EQ(bytes(nullptr, "a"), " a");
+}
+
 }  // namespace
 }  // namespace lockstep
