@@ -138,7 +138,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         with Server(os.path.abspath(args.lockstep), pathlib.Path(args.source).resolve(), folder, "--served-model-name", "soak",
-                    "--num-gpu-blocks-override", 120, "--max-num-seqs", 24, "--max-num-batched-tokens", 256, "--max-queue", 64,
+                    "--num-gpu-blocks-override", 64, "--max-num-seqs", 24, "--max-num-batched-tokens", 256, "--max-queue", 64,
                     ranks=args.ranks) as server:
             asyncio.run(run(server.port, args.requests // 10, args.clients, f"{args.seed} first", outcome))
             memory = metric(settled(server), "process_resident_memory_bytes")
