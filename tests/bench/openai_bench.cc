@@ -112,9 +112,9 @@ void BM_Stream(benchmark::State& state, const char* path, const char* body) {
     }
   }
   const double tokens = static_cast<double>(state.iterations() * kStreams);
-  state.counters["us/token"] =
-      benchmark::Counter(tokens * 1e-6, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-  state.counters["cores@25600/s"] =
+  state.counters["per_token"] =
+      benchmark::Counter(tokens, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["for_25600"] =
       benchmark::Counter(tokens / 25600, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 

@@ -132,6 +132,10 @@ ApiHarness::~ApiHarness() {
 
 absl::Status ApiHarness::StopEngine() {
   engine_->RequestStop();
+  return WaitForFailure();
+}
+
+absl::Status ApiHarness::WaitForFailure() {
   if (engine_thread_.joinable()) engine_thread_.join();
   return run_status_;
 }

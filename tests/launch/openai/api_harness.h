@@ -82,6 +82,8 @@ class ApiHarness {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   // The engine's own end, as of `lockstep serve`; returned by its Run.
   absl::Status StopEngine();
+  // Waits for its end by a failure.
+  absl::Status WaitForFailure();
   void DropApi() { api_ = nullptr; }
   // Waits until the engine runs nothing and every block is free; a test failure after 10 s.
   void ExpectAllFree();
