@@ -1,9 +1,10 @@
 // Attention of a single new token, as a part of a kernel that makes a whole decode step (model/
 // cuda_row_step.h): what one block does. 480 threads, some of the request's keys for one KV head.
 //
-// The visible keys are cut into at most kMaxRowSplits parts of whole tiles of 60, by their number
-// and the size of the grid alone. A part's result is not divided by its sum of weights; whoever
-// reads the result merges the parts (MergedRowVector).
+// The visible keys are cut into at most kMaxRowSplits parts of whole tiles of 48, by their number
+// and the size of the grid alone. A part's result is not divided by its sum of weights; the block
+// that ends a KV head's last part merges them. Products are made on tensor cores: the queries of a
+// KV head are rows 0 to G - 1 of 16, and what the other rows hold goes nowhere.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,24 +13,27 @@
 #include <cstdint>
 
 #include "attention/cuda_kernels.h"
+#include "attention/cuda_row_words.cuh"
+#include "attention/cuda_tensor_core.cuh"
 
 namespace lockstep {
 
 inline constexpr int kRowThreads = 480;
 inline constexpr int kRowWarps = kRowThreads / 32;
-inline constexpr int kRowTileKeys = kRowThreads / 8;
-inline constexpr int kRowWeights = 64;  // of a head; those beyond the tile are zero
-inline constexpr int kMaxRowSplits = 16;
+inline constexpr int kRowTileKeys = 48;
+inline constexpr int kMaxRowSplits = 32;        // a lane each
 inline constexpr int kMaxRowGroup = kRowWarps;  // query heads of a KV head: a warp each
-inline constexpr int kRowShrinks = 16;          // at least kMaxRowGroup, a multiple of 16 bytes
+inline constexpr int kRowHeads = 16;            // of a tile of queries
 inline constexpr int kMaxRowHeadDim = 256;      // multiples of 8
 inline constexpr int kMaxRowKvHeads = 128;
 
 // Of all layers. Device memory.
 struct RowAttentionParams {
-  const void* qkv;  // [(Hq + 2 * Hkv) * D]
-  float* partials;  // [Hq, kMaxRowSplits, D]
-  float* stats;     // [Hq, kMaxRowSplits, 2]: largest logit (log2), sum of weights
+  const uint32_t* qkv;   // words [(Hq + 2 * Hkv) * D]
+  uint32_t* attended;    // words [Hq * D]
+  float* partials;       // [Hq, kMaxRowSplits, D]
+  float* stats;          // [Hq, kMaxRowSplits, 2]: largest logit (log2), sum of weights
+  uint32_t* parts_done;  // [Hkv] zeros between layers
   int32_t num_query_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -90,44 +94,99 @@ struct RowSplits {
   }
 };
 
-// The shared memory of a block; bytes for a largest group of G heads.
+// Rows of D in shared memory, padded to a multiple of 16 elements. Where a row is a multiple of 128
+// bytes, its 16-byte pieces ("chunks") are permuted by the row's number, else rows are an odd
+// number of chunks apart; both put the same columns of 8 rows into different banks.
+struct RowLayout {
+  int chunks;      // of D
+  int all_chunks;  // with the padding, zeros
+  int stride;      // chunks between rows
+  bool permuted;
+
+  __host__ __device__ explicit RowLayout(int head_dim)
+      : chunks(head_dim / 8),
+        all_chunks((head_dim + 15) / 16 * 2),
+        stride(all_chunks % 8 == 0 ? all_chunks : all_chunks + 1),
+        permuted(all_chunks % 8 == 0) {}
+  // Number of a row's chunk, from row 0 on.
+  __device__ __forceinline__ int Chunk(int row, int chunk) const {
+    return row * stride + (permuted ? chunk ^ (row % 8) : chunk);
+  }
+  __device__ __forceinline__ int Element(int row, int dim) const {
+    return Chunk(row, dim / 8) * 8 + dim % 8;
+  }
+};
+
+// The kernel's shared memory, from its beginning.
+extern __shared__ __align__(128) char row_shared_memory[];
+// The same pointer; the compiler learns that it points to shared memory, where it came out of
+// memory and would be followed by slower, generic accesses.
+template <typename T>
+__device__ __forceinline__ T* AsShared(T* p) {
+  return reinterpret_cast<T*>(row_shared_memory +
+                              (SharedAddress(p) - SharedAddress(row_shared_memory)));
+}
+
+// The shared memory of a block. The tile and the new rows stay from before the queries are known;
+// the rest is used behind it alone, and may lie where the products before it have theirs.
 template <typename T>
 struct RowAttentionMemory {
-  float* query;    // [G, D]
-  float* weights;  // [G, kRowWeights] logits, then weights
-  float* shrink;   // [G] what earlier tiles' results are multiplied by
-  T* values;       // [60, D]
-  T* new_key;      // [D]
-  T* new_value;
+  static constexpr int kLogitStride = kRowTileKeys + 4;
+  static constexpr int kWeightStride = kRowTileKeys + 8;  // an odd number of 16 bytes
 
-  __device__ RowAttentionMemory(char* at, int group, int head_dim) {
-    query = reinterpret_cast<float*>(at);
-    weights = query + group * head_dim;
-    shrink = weights + group * kRowWeights;
-    values = reinterpret_cast<T*>(shrink + kRowShrinks);
-    new_key = values + kRowTileKeys * head_dim;
-    new_value = new_key + head_dim;
+  RowLayout layout;
+  T* keys;         // [48, D]
+  T* values;       // [48, D]
+  T* new_rows;     // [2, D] the new key and value, if they belong to a later tile than the first
+  T* query;        // [16, D]
+  T* weights;      // [16, kWeightStride]
+  float* logits;   // [G, kLogitStride]
+  float* shrink;   // [16] what earlier tiles' results are multiplied by
+  uint32_t* flag;  // [1]
+
+  __device__ RowAttentionMemory(char* tile, char* scratch, int group, int head_dim)
+      : layout(head_dim) {
+    const int row = layout.stride * 8;
+    keys = reinterpret_cast<T*>(tile);
+    values = keys + kRowTileKeys * row;
+    new_rows = values + kRowTileKeys * row;
+    query = reinterpret_cast<T*>(scratch);
+    weights = query + kRowHeads * row;
+    logits = reinterpret_cast<float*>(weights + kRowHeads * kWeightStride);
+    shrink = logits + group * kLogitStride;
+    flag = reinterpret_cast<uint32_t*>(shrink + kRowHeads);
   }
-  static constexpr int64_t Bytes(int64_t group, int64_t head_dim) {
-    return (group * (head_dim + kRowWeights) + kRowShrinks) * 4 +
-           (kRowTileKeys + 2) * head_dim * static_cast<int64_t>(sizeof(T));
+  // See the function of this name.
+  __device__ __forceinline__ RowAttentionMemory AsShared() const {
+    RowAttentionMemory memory = *this;
+    memory.keys = lockstep::AsShared(keys);
+    memory.values = lockstep::AsShared(values);
+    memory.new_rows = lockstep::AsShared(new_rows);
+    memory.query = lockstep::AsShared(query);
+    memory.weights = lockstep::AsShared(weights);
+    memory.logits = lockstep::AsShared(logits);
+    memory.shrink = lockstep::AsShared(shrink);
+    memory.flag = lockstep::AsShared(flag);
+    return memory;
+  }
+  __host__ __device__ static constexpr int64_t TileBytes(int64_t head_dim) {
+    const int64_t all = (head_dim + 15) / 16 * 2;
+    return (2 * kRowTileKeys + 2) * (all % 8 == 0 ? all : all + 1) * 16;
+  }
+  __host__ __device__ static constexpr int64_t ScratchBytes(int64_t group, int64_t head_dim) {
+    const int64_t row_bytes = TileBytes(head_dim) / (2 * kRowTileKeys + 2);
+    return kRowHeads * (row_bytes + kWeightStride * 2 + 4) + group * kLogitStride * 4 + 16;
   }
 };
 
 __device__ __forceinline__ void RowThreadsMeet() {
   asm volatile("bar.sync 1, %0;" ::"n"(kRowThreads) : "memory");
 }
-__device__ __forceinline__ float RowWiden(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float RowWiden(__half x) { return __half2float(x); }
-template <typename T>
-__device__ __forceinline__ T RowNarrow(float x);
-template <>
-__device__ __forceinline__ __nv_bfloat16 RowNarrow(float x) {
-  return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __forceinline__ __half RowNarrow(float x) {
-  return __float2half_rn(x);
+
+// All threads: until it is time to look for the exchange's words.
+__device__ __forceinline__ void RowThreadsAwait(const RowExchange& exchange) {
+  if (threadIdx.x == 0) WaitForRowArrivals(exchange);
+  RowThreadsMeet();
 }
 
 // A block's part of the step: keys [begin, end) of KV head `kv_head`.
@@ -143,326 +202,428 @@ struct RowItem {
     begin = splits.begin + split * splits.split_keys;
     end = min(begin + splits.split_keys, splits.end);
   }
+  // Of the new key, from the first of the tile at `tile` on; none there: outside [0, 48).
+  __device__ __forceinline__ int Newest(const RowPosition& now, int tile) const {
+    return end == now.seq_len ? now.seq_len - 1 - tile : -1;
+  }
 };
 
-// One warp: norm and rotation of a head of qkv (another block wrote it), rounded to T.
-template <typename T, typename Store>
+// One warp: a head of qkv, as it comes from other blocks, into a row of shared memory.
+template <typename T>
+__device__ __forceinline__ float TakeRowHead(const RowAttentionParams& p, int head,
+                                             const RowExchange& exchange, int lane,
+                                             const RowLayout& layout, T* rows, int row) {
+  constexpr int kWords = kMaxRowHeadDim / 32;
+  const uint32_t* const from = p.qkv + head * p.head_dim;
+  uint32_t words[kWords];
+  const auto load = [&] {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if (lane + 32 * i < p.head_dim) words[i] = LoadRowWord(from + lane + 32 * i);
+    }
+  };
+  const auto has = [&] {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      all = all && (lane + 32 * i >= p.head_dim || IsOf(exchange, words[i]));
+    }
+    return all;
+  };
+  load();
+  WarpWaits(exchange, has, load);
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const int dim = lane + 32 * i;
+    if (dim >= p.head_dim) continue;
+    const T x = RowValue<T>(words[i]);
+    rows[layout.Element(row, dim)] = x;
+    squares = fmaf(AsFloat(x), AsFloat(x), squares);
+  }
+  __syncwarp();
+  return squares;
+}
+
+// One warp: a head of qkv, normed and rotated, rounded to T.
+template <typename T>
 __device__ __forceinline__ void TurnRowHead(const RowAttentionParams& p, const RowPosition& now,
-                                            int head, const float* norm, int lane, Store store) {
-  const T* from = static_cast<const T*>(p.qkv) + head * p.head_dim;
-  const auto load = [&](int dim) { return RowWiden(__ldcg(from + dim)); };
+                                            int head, const float* norm,
+                                            const RowExchange& exchange, int lane,
+                                            const RowLayout& layout, T* rows, int row) {
+  constexpr int kPairs = kMaxRowHeadDim / 64;
+  float cos[kPairs], sin[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int dim = lane + 32 * i;
+    if (dim >= p.half) continue;
+    cos[i] = p.cos[now.angles + dim];
+    sin[i] = p.sin[now.angles + dim];
+  }
+  float squares = TakeRowHead(p, head, exchange, lane, layout, rows, row);
   float scale = 1;
   if (norm != nullptr) {
-    float squares = 0;
-    for (int dim = lane; dim < p.head_dim; dim += 32) squares += load(dim) * load(dim);
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
     scale = 1.0f / sqrtf(squares / static_cast<float>(p.head_dim) + p.norm_eps);
   }
   const auto normed = [&](int dim) {
-    return norm == nullptr ? load(dim) : load(dim) * (scale * norm[dim]);
+    const float x = AsFloat(rows[layout.Element(row, dim)]);
+    return norm == nullptr ? x : x * (scale * norm[dim]);
   };
-  // All of a lane's loads are on their way together.
-  constexpr int kPairs = kMaxRowHeadDim / 64;
-  float a[kPairs], b[kPairs], cos[kPairs], sin[kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const int dim = lane + 32 * i;
     if (dim >= p.half) continue;
-    a[i] = normed(dim);
-    b[i] = normed(dim + p.half);
-    cos[i] = p.cos[now.angles + dim];
-    sin[i] = p.sin[now.angles + dim];
+    const float a = normed(dim), b = normed(dim + p.half);
+    rows[layout.Element(row, dim)] = FromFloat<T>(a * cos[i] - b * sin[i]);
+    rows[layout.Element(row, dim + p.half)] = FromFloat<T>(b * cos[i] + a * sin[i]);
   }
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int dim = lane + 32 * i;
-    if (dim >= p.half) continue;
-    store(dim, RowNarrow<T>(a[i] * cos[i] - b[i] * sin[i]));
-    store(dim + p.half, RowNarrow<T>(b[i] * cos[i] + a[i] * sin[i]));
-  }
+  if (norm == nullptr) return;
   for (int dim = 2 * p.half + lane; dim < p.head_dim; dim += 32) {
-    store(dim, RowNarrow<T>(normed(dim)));
+    rows[layout.Element(row, dim)] = FromFloat<T>(normed(dim));
   }
 }
 
 // Queries of the item's heads; the new key and value, where the item has them, also to the cache.
+// Then the threads must meet.
 template <typename T>
 __device__ __forceinline__ void PrepareRowItem(const RowAttentionParams& p, const RowPosition& now,
                                                const RowAttentionLayer& layer, const RowItem& item,
+                                               const RowExchange& exchange,
                                                const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const RowLayout layout = memory.layout;
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
-  const bool has_new = item.end == now.seq_len && item.end > item.begin;
-  const int64_t slot = now.slot;
-  const int64_t block = slot / p.block_size;
-  const int64_t cache_row = slot < 0 ? -1
-                                     : (block * p.num_kv_heads + item.kv_head) * p.block_size +
-                                           (slot - block * p.block_size);
-  const auto to_cache = [&](void* cache, int dim, T x) {
-    if (cache_row >= 0) static_cast<T*>(cache)[cache_row * p.head_dim + dim] = x;
-  };
-  for (int job = warp; job < group + (has_new ? 2 : 0); job += kRowWarps) {
+  const int newest = item.Newest(now, item.begin);
+  const bool in_first_tile = newest < kRowTileKeys;
+  for (int job = warp; job < group + (newest >= 0 ? 2 : 0); job += kRowWarps) {
     if (job < group) {
-      TurnRowHead<T>(p, now, first + job, layer.q_norm, lane,
-                     [&](int dim, T x) { memory.query[job * p.head_dim + dim] = RowWiden(x); });
-    } else if (job == group) {
-      TurnRowHead<T>(p, now, p.num_query_heads + item.kv_head, layer.k_norm, lane,
-                     [&](int dim, T x) {
-                       memory.new_key[dim] = x;
-                       to_cache(layer.keys, dim, x);
-                     });
+      TurnRowHead(p, now, first + job, layer.q_norm, exchange, lane, layout, memory.query, job);
+      // Padding of rows takes part in the products.
+      if (layout.chunks < layout.all_chunks && lane < 8) {
+        memory.query[layout.Element(job, p.head_dim + lane)] = FromFloat<T>(0);
+      }
+      continue;
+    }
+    const bool is_key = job == group;
+    T* const rows = !in_first_tile ? memory.new_rows : is_key ? memory.keys : memory.values;
+    const int row = in_first_tile ? newest : is_key ? 0 : 1;
+    if (is_key) {
+      TurnRowHead(p, now, p.num_query_heads + item.kv_head, layer.k_norm, exchange, lane, layout,
+                  rows, row);
     } else {
-      const T* from = static_cast<const T*>(p.qkv) +
-                      (p.num_query_heads + p.num_kv_heads + item.kv_head) * p.head_dim;
-      for (int dim = lane; dim < p.head_dim; dim += 32) {
-        const T x = __ldcg(from + dim);
-        memory.new_value[dim] = x;
-        to_cache(layer.values, dim, x);
-      }
+      TakeRowHead(p, p.num_query_heads + p.num_kv_heads + item.kv_head, exchange, lane, layout,
+                  rows, row);
     }
+    __syncwarp();
+    if (now.slot < 0 || lane >= layout.chunks) continue;
+    const int64_t block = now.slot / p.block_size;
+    const int64_t cache_row =
+        (block * p.num_kv_heads + item.kv_head) * p.block_size + (now.slot - block * p.block_size);
+    T* const cache = static_cast<T*>(is_key ? layer.keys : layer.values);
+    *reinterpret_cast<uint4*>(cache + cache_row * p.head_dim + lane * 8) =
+        reinterpret_cast<const uint4*>(rows)[layout.Chunk(row, lane)];
   }
 }
 
-// 16 bytes, or zeros where `valid` is false, beside the threads.
-__device__ __forceinline__ void RowCopyAsync(void* to_shared, const void* from, bool valid) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+// Keys or values of the tile at `begin`, or both, from the cache to shared memory, beside the
+// threads: a group of copies. Rows that are not visible become zero; the new one's place is left
+// alone.
+template <bool kKeys, bool kValues, typename T>
+__device__ __forceinline__ void LoadRowTile(const RowAttentionParams& p, const RowPosition& now,
+                                            const void* keys, const void* values,
+                                            const RowItem& item, int begin,
+                                            const RowAttentionMemory<T>& memory) {
+  constexpr int kTurns = 2;  // whose look into the block table is made together
+  const RowLayout layout = memory.layout;
+  const int end = min(min(begin + kRowTileKeys, item.end), now.seq_len - 1);
+  const int newest = item.Newest(now, begin);
+  const int count = kRowTileKeys * layout.all_chunks;
+  for (int first = threadIdx.x; first < count; first += kTurns * kRowThreads) {
+    int64_t from[kTurns];  // -1: nothing is there
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int at = first + turn * kRowThreads;
+      const int row = at / layout.all_chunks, chunk = at - row * layout.all_chunks;
+      const int key = begin + row;
+      from[turn] = -1;
+      if (at >= count || key >= end || chunk >= layout.chunks) continue;
+      const int block = p.block_shift >= 0 ? key >> p.block_shift : key / p.block_size;
+      const int64_t cache_row =
+          (int64_t{now.table[block]} * p.num_kv_heads + item.kv_head) * p.block_size +
+          (key - block * p.block_size);
+      from[turn] = cache_row * p.head_dim + chunk * 8;
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int at = first + turn * kRowThreads;
+      const int row = at / layout.all_chunks, chunk = at - row * layout.all_chunks;
+      if (at >= count || (row == newest && chunk < layout.chunks)) continue;
+      const bool valid = from[turn] >= 0;
+      const int64_t offset = valid ? from[turn] : 0;
+      const int to = layout.Chunk(row, chunk) * 8;
+      if (kKeys) {
+        CopyAsync16(SharedAddress(memory.keys + to), static_cast<const T*>(keys) + offset, valid);
+      }
+      if (kValues) {
+        CopyAsync16(SharedAddress(memory.values + to), static_cast<const T*>(values) + offset,
+                    valid);
+      }
+    }
+  }
+  CommitCopies();
 }
 
-// A tile of keys and values on its way from the cache: keys to registers, values to shared
-// memory, 16 bytes ("chunks") of D at a time. A group of 8 lanes has a key, each of them every
-// eighth chunk; thread i copies chunks i, i + 480, .. of the values. What is not visible, or new in
-// this step, is zero.
+// What the queries wait for beside: the first tile's keys and values.
 template <typename T>
-struct RowTile {
-  static constexpr int kChunks = kMaxRowHeadDim / 64;
-  uint4 key[kChunks];
+__device__ __forceinline__ void LoadFirstRowTile(const RowAttentionParams& p,
+                                                 const RowPosition& now, const void* keys,
+                                                 const void* values, const RowItem& item,
+                                                 const RowAttentionMemory<T>& memory) {
+  LoadRowTile<true, true>(p, now, keys, values, item, item.begin, memory);
+  CommitCopies();  // of nothing: in AttendRowItem the last group is that of the values
+}
 
-  static __device__ __forceinline__ int64_t CacheRow(const RowAttentionParams& p,
-                                                     const RowPosition& now, int kv_head, int key) {
-    const int block = p.block_shift >= 0 ? key >> p.block_shift : key / p.block_size;
-    return (int64_t{now.table[block]} * p.num_kv_heads + kv_head) * p.block_size +
-           (key - block * p.block_size);
-  }
-  // Nobody reads the values of an earlier tile any more.
-  __device__ __forceinline__ void Load(const RowAttentionParams& p, const RowPosition& now,
-                                       const RowAttentionLayer& layer, const RowItem& item,
-                                       int begin, const RowAttentionMemory<T>& memory) {
-    const int end = min(min(begin + kRowTileKeys, item.end), now.seq_len - 1);
-    const int chunks = p.head_dim / 8;
-    const int my_key = begin + static_cast<int>(threadIdx.x) / 8;
-    const T* keys = static_cast<const T*>(layer.keys);
-    if (my_key < end) keys += CacheRow(p, now, item.kv_head, my_key) * p.head_dim;
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
-      key[i] = my_key < end && chunk < chunks ? *reinterpret_cast<const uint4*>(keys + chunk * 8)
-                                              : uint4{};
-    }
-    for (int at = threadIdx.x; at < kRowTileKeys * chunks; at += kRowThreads) {
-      const int value_key = begin + at / chunks;
-      const bool valid = value_key < end;
-      const T* from = static_cast<const T*>(layer.values);
-      if (valid) {
-        from += CacheRow(p, now, item.kv_head, value_key) * p.head_dim + at % chunks * 8;
-      }
-      RowCopyAsync(memory.values + at * 8, from, valid);
-    }
-  }
-  // The copies have landed, and the new key and value are in their places. Then the threads must
-  // meet before they read the values.
-  __device__ __forceinline__ void Complete(const RowAttentionParams& p, const RowPosition& now,
-                                           const RowItem& item, int begin,
-                                           const RowAttentionMemory<T>& memory) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    const int newest = now.seq_len - 1 - begin;  // within the tile, or beyond it
-    const int chunks = p.head_dim / 8;
-    if (newest >= kRowTileKeys || item.end != now.seq_len) return;
-    if (static_cast<int>(threadIdx.x) / 8 == newest) {
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        const int chunk = static_cast<int>(threadIdx.x) % 8 + 8 * i;
-        if (chunk < chunks) key[i] = *reinterpret_cast<const uint4*>(memory.new_key + chunk * 8);
-      }
-    }
-    // By who copied zeros there.
-    const int first = newest * chunks;
-    for (int at = threadIdx.x; at < first + chunks; at += kRowThreads) {
-      if (at < first) continue;
-      *reinterpret_cast<uint4*>(memory.values + at * 8) =
-          *reinterpret_cast<const uint4*>(memory.new_value + (at - first) * 8);
-    }
-  }
-};
-
-// Logits of the tile's keys for all heads of the group, into memory.weights.
+// Logits of the tile's keys for the group's heads: 8 keys a warp.
 template <typename T>
 __device__ __forceinline__ void RowLogits(const RowAttentionParams& p, int group, int num_keys,
-                                          const RowTile<T>& tile,
                                           const RowAttentionMemory<T>& memory) {
-  const int part = threadIdx.x % 8, key = threadIdx.x / 8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp >= kRowTileKeys / 8) return;
+  const RowLayout layout = memory.layout;
+  const uint32_t query = SharedAddress(memory.query), keys = SharedAddress(memory.keys);
+  const int key = warp * 8 + lane % 8;
+  float acc[2][4] = {};
 #pragma unroll 2
-  for (int g = 0; g < group; ++g) {
-    const float* query = memory.query + g * p.head_dim;
-    float sum = 0;
+  for (int chunk = 0; chunk < layout.all_chunks; chunk += 4) {
+    uint32_t a[4], b[4];
+    LoadMatrices(b, keys + layout.Chunk(key, chunk + lane / 8) * 16);
+    LoadMatrices(a, query + layout.Chunk(lane % 16, chunk + lane / 16) * 16);
+    Mma<T>(acc[0], a, b[0], b[1]);
+    if (chunk + 2 >= layout.all_chunks) break;
+    LoadMatrices(a, query + layout.Chunk(lane % 16, chunk + 2 + lane / 16) * 16);
+    Mma<T>(acc[1], a, b[2], b[3]);
+  }
 #pragma unroll
-    for (int i = 0; i < RowTile<T>::kChunks; ++i) {
-      const int chunk = part + 8 * i;
-      if (chunk * 8 >= p.head_dim) continue;
-      const T* k = reinterpret_cast<const T*>(&tile.key[i]);
-      const float4 low = *reinterpret_cast<const float4*>(query + chunk * 8);
-      const float4 high = *reinterpret_cast<const float4*>(query + chunk * 8 + 4);
-      sum = fmaf(low.x, RowWiden(k[0]), sum);
-      sum = fmaf(low.y, RowWiden(k[1]), sum);
-      sum = fmaf(low.z, RowWiden(k[2]), sum);
-      sum = fmaf(low.w, RowWiden(k[3]), sum);
-      sum = fmaf(high.x, RowWiden(k[4]), sum);
-      sum = fmaf(high.y, RowWiden(k[5]), sum);
-      sum = fmaf(high.z, RowWiden(k[6]), sum);
-      sum = fmaf(high.w, RowWiden(k[7]), sum);
-    }
-#pragma unroll
-    for (int lanes = 4; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  for (int i = 0; i < 4; ++i) {
+    const int head = lane / 4 + i / 2 * 8, column = warp * 8 + lane % 4 * 2 + i % 2;
+    if (head >= group) continue;
+    const float sum = acc[0][i] + acc[1][i];
     float logit = sum * p.scale.factor;
-    // tanh(y / (2 log2(e))) = 1 - 2 / (1 + 2^y): see LogitScale.
-    if (p.scale.cap_output != 0) {
-      logit = p.scale.cap_output * (1.0f - 2.0f / (1.0f + exp2f(sum * p.scale.cap_input)));
-    }
-    if (part == 0) memory.weights[g * kRowWeights + key] = key < num_keys ? logit : -INFINITY;
+    if (p.scale.cap_output != 0) logit = Capped(p.scale, sum);
+    memory.logits[head * RowAttentionMemory<T>::kLogitStride + column] =
+        column < num_keys ? logit : -INFINITY;
   }
 }
 
-// acc += weight * v[0, 2).
+// A warp's head of the tile: logits become weights, of the largest logit so far.
 template <typename T>
-__device__ __forceinline__ void AddRowValue(float weight, const T* v, float2& acc) {
-  const uint32_t bits = *reinterpret_cast<const uint32_t*>(v);
-  const T* pair = reinterpret_cast<const T*>(&bits);
-  acc.x = fmaf(weight, RowWiden(pair[0]), acc.x);
-  acc.y = fmaf(weight, RowWiden(pair[1]), acc.y);
+__device__ __forceinline__ void RowSoftmax(int head, const RowAttentionMemory<T>& memory,
+                                           float& largest, float& sum) {
+  using M = RowAttentionMemory<T>;
+  const int lane = threadIdx.x % 32;
+  float2 x = {-INFINITY, -INFINITY};
+  if (lane < kRowTileKeys / 2) {
+    x = reinterpret_cast<const float2*>(memory.logits + head * M::kLogitStride)[lane];
+  }
+  float top = fmaxf(largest, fmaxf(x.x, x.y));
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
+  const float offset = top == -INFINITY ? 0.0f : top;
+  const float shrink = Exp2(largest - offset);
+  x = make_float2(Exp2(x.x - offset), Exp2(x.y - offset));
+  float added = x.x + x.y;
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) added += __shfl_xor_sync(~0u, added, lanes);
+  sum = fmaf(sum, shrink, added);
+  largest = top;
+  if (lane < kRowTileKeys / 2) {
+    reinterpret_cast<uint32_t*>(memory.weights + head * M::kWeightStride)[lane] = Pack<T>(x.x, x.y);
+  }
+  if (lane == 0) memory.shrink[head] = shrink;
 }
 
-// All tiles of an item; its partial result.
+// Weighted values of a tile: a warp has columns 16 w to 16 w + 15, and those 240 further on.
+inline constexpr int kRowColumnTurns = (kMaxRowHeadDim / 16 + kRowWarps - 1) / kRowWarps;
+using RowSums = float[kRowColumnTurns][2][4];
+
+template <typename T>
+__device__ __forceinline__ void AddRowValues(int head_dim, const RowAttentionMemory<T>& memory,
+                                             RowSums& acc) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const RowLayout layout = memory.layout;
+  const float shrinks[2] = {memory.shrink[lane / 4], memory.shrink[lane / 4 + 8]};
+  const uint32_t weights = SharedAddress(
+      memory.weights + lane % 16 * RowAttentionMemory<T>::kWeightStride + lane / 16 * 8);
+  const uint32_t values = SharedAddress(memory.values);
+#pragma unroll
+  for (int turn = 0; turn < kRowColumnTurns; ++turn) {
+    const int column = (warp + turn * kRowWarps) * 16;
+    if (column >= head_dim) break;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) acc[turn][i / 4][i % 4] *= shrinks[i % 4 / 2];
+#pragma unroll
+    for (int key = 0; key < kRowTileKeys; key += 16) {
+      uint32_t a[4], b[4];
+      LoadMatrices(a, weights + key * 2);
+      LoadMatricesTransposed(b,
+                             values + layout.Chunk(key + lane % 16, column / 8 + lane / 16) * 16);
+      Mma<T>(acc[turn][0], a, b[0], b[1]);
+      Mma<T>(acc[turn][1], a, b[2], b[3]);
+    }
+  }
+}
+
+// All tiles of an item that is prepared, whose first is on its way; its partial result.
 template <typename T>
 __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& now,
                                               const RowAttentionLayer& layer, const RowItem& item,
-                                              RowTile<T>& tile,
                                               const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const RowLayout layout = memory.layout;
   const int first = p.first_head[item.kv_head];
   const int group = p.first_head[item.kv_head + 1] - first;
-  // Softmax: warp g has head g. Values: a thread has two columns of every `head_step`-th head.
-  const int pairs = p.head_dim / 2;
-  const int head_step = kRowThreads / pairs;
-  const int pair = static_cast<int>(threadIdx.x) % pairs;
-  const int my_head = static_cast<int>(threadIdx.x) / pairs;
-  constexpr int kHeads = kMaxRowGroup / (kRowThreads / (kMaxRowHeadDim / 2));
-  float2 acc[kHeads] = {};
+  RowSums acc = {};
   float largest = -INFINITY, sum = 0;
-  PrepareRowItem(p, now, layer, item, memory);
-  RowThreadsMeet();
   for (int begin = item.begin; begin < item.end; begin += kRowTileKeys) {
-    if (begin != item.begin) tile.Load(p, now, layer, item, begin, memory);
-    tile.Complete(p, now, item, begin, memory);
-    RowLogits(p, group, item.end - begin, tile, memory);
-    RowThreadsMeet();
-    if (warp < group) {
-      float2* const weights = reinterpret_cast<float2*>(memory.weights + warp * kRowWeights) + lane;
-      float2 x = lane < kRowTileKeys / 2 ? *weights : float2{-INFINITY, -INFINITY};
-      float top = fmaxf(largest, fmaxf(x.x, x.y));
-#pragma unroll
-      for (int lanes = 16; lanes > 0; lanes /= 2) {
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
-      }
-      const float offset = top == -INFINITY ? 0.0f : top;
-      const float shrink = exp2f(largest - offset);
-      x = make_float2(exp2f(x.x - offset), exp2f(x.y - offset));
-      float added = x.x + x.y;
-#pragma unroll
-      for (int lanes = 16; lanes > 0; lanes /= 2) added += __shfl_xor_sync(~0u, added, lanes);
-      sum = sum * shrink + added;
-      largest = top;
-      *weights = x;
-      if (lane == 0) memory.shrink[warp] = shrink;
-    }
-    RowThreadsMeet();
-    if (my_head < head_step) {
-#pragma unroll
-      for (int i = 0; i < kHeads; ++i) {
-        const int g = my_head + i * head_step;
-        if (g >= group) continue;
-        acc[i].x *= memory.shrink[g];
-        acc[i].y *= memory.shrink[g];
-#pragma unroll 4
-        for (int key = 0; key < kRowTileKeys; key += 4) {
-          const float4 weights =
-              *reinterpret_cast<const float4*>(memory.weights + g * kRowWeights + key);
-          const T* v = memory.values + key * p.head_dim + 2 * pair;
-          AddRowValue(weights.x, v, acc[i]);
-          AddRowValue(weights.y, v + p.head_dim, acc[i]);
-          AddRowValue(weights.z, v + 2 * p.head_dim, acc[i]);
-          AddRowValue(weights.w, v + 3 * p.head_dim, acc[i]);
-        }
+    const int next = begin + kRowTileKeys;
+    WaitForCopies<1>();  // the keys have come
+    if (begin != item.begin) {
+      const int newest = item.Newest(now, begin);
+      const int chunk = static_cast<int>(threadIdx.x) / 2, is_value = threadIdx.x % 2;
+      if (newest >= 0 && newest < kRowTileKeys && chunk < layout.chunks) {
+        T* const rows = is_value ? memory.values : memory.keys;
+        reinterpret_cast<uint4*>(rows)[layout.Chunk(newest, chunk)] =
+            reinterpret_cast<const uint4*>(memory.new_rows)[layout.Chunk(is_value, chunk)];
       }
     }
-    RowThreadsMeet();  // before the next tile's values
+    RowThreadsMeet();
+    RowLogits(p, group, item.end - begin, memory);
+    RowThreadsMeet();
+    if (next < item.end) {
+      LoadRowTile<true, false>(p, now, layer.keys, nullptr, item, next, memory);
+    } else {
+      CommitCopies();  // of nothing, so that the values' group is the last but one
+    }
+    if (warp < group) RowSoftmax(warp, memory, largest, sum);
+    WaitForCopies<1>();  // the values have come
+    RowThreadsMeet();
+    AddRowValues(p.head_dim, memory, acc);
+    if (next >= item.end) break;
+    RowThreadsMeet();
+    LoadRowTile<false, true>(p, now, nullptr, layer.values, item, next, memory);
   }
   if (warp < group && lane == 0) {
     float* stats = p.stats + ((first + warp) * kMaxRowSplits + item.split) * 2;
     *reinterpret_cast<float2*>(stats) = make_float2(largest, sum);
   }
-  if (my_head >= head_step) return;
 #pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    const int g = my_head + i * head_step;
-    if (g >= group) continue;
-    float* to = p.partials + (int64_t{first + g} * kMaxRowSplits + item.split) * p.head_dim;
-    *reinterpret_cast<float2*>(to + 2 * pair) = acc[i];
+  for (int turn = 0; turn < kRowColumnTurns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = lane / 4 + i / 2 * 8;
+      const int dim = (warp + turn * kRowWarps) * 16 + i % 2 * 8 + lane % 4 * 2;
+      if (head >= group || dim >= p.head_dim) continue;
+      float* const to =
+          p.partials + (int64_t{first + head} * kMaxRowSplits + item.split) * p.head_dim + dim;
+      *reinterpret_cast<float2*>(to) =
+          make_float2(acc[turn][i % 2][i / 2 * 2], acc[turn][i % 2][i / 2 * 2 + 1]);
+    }
   }
 }
 
-// Columns [col, col + 8) of the row's result, all of one head; zeros without a visible key.
-__device__ __forceinline__ void MergedRowVector(const RowAttentionParams& p, int num_splits,
-                                                int col, float (&out)[8]) {
-  const int head = col / p.head_dim;
-  const float* stats = p.stats + head * kMaxRowSplits * 2;
-  const float* partials =
-      p.partials + int64_t{head} * kMaxRowSplits * p.head_dim + (col - head * p.head_dim);
-  float2 stat[kMaxRowSplits];
-#pragma unroll
-  for (int s = 0; s < kMaxRowSplits; ++s) {
-    stat[s] = s < num_splits ? __ldcg(reinterpret_cast<const float2*>(stats) + s)
-                             : make_float2(-INFINITY, 0.0f);
+// Behind a part's result: whether the KV head's other parts have theirs, too. The same to all
+// threads, which see all results then.
+template <typename T>
+__device__ __forceinline__ bool IsLastRowPart(const RowAttentionParams& p, const RowItem& item,
+                                              int num_splits, const RowAttentionMemory<T>& memory) {
+  RowThreadsMeet();
+  if (threadIdx.x == 0) {
+    uint32_t before;  // counts up to num_splits - 1, then begins anew
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(p.parts_done + item.kv_head), "r"(num_splits - 1)
+                 : "memory");
+    *memory.flag = before;
   }
-  float largest = -INFINITY;
+  RowThreadsMeet();
+  return *memory.flag == static_cast<uint32_t>(num_splits - 1);
+}
+
+// The result of a KV head's query heads, of all its parts.
+template <typename T>
+__device__ __forceinline__ void MergeRowParts(const RowAttentionParams& p, int kv_head,
+                                              int num_splits, const RowExchange& exchange,
+                                              const RowAttentionMemory<T>& memory) {
+  constexpr int kBatch = 8;  // parts on their way together
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = p.first_head[kv_head];
+  const int group = p.first_head[kv_head + 1] - first;
+  const int vectors = p.head_dim / 4;
+  const auto load = [&](int at, int split, float4& part) {
+    const float* from = p.partials +
+                        (int64_t{first + at / vectors} * kMaxRowSplits + split) * p.head_dim +
+                        at % vectors * 4;
+    if (split < num_splits) part = __ldcg(reinterpret_cast<const float4*>(from));
+  };
+  float4 parts[kBatch];
+  const int begin = static_cast<int>(threadIdx.x);
 #pragma unroll
-  for (int s = 0; s < kMaxRowSplits; ++s) largest = fmaxf(largest, stat[s].x);
-  const float offset = largest == -INFINITY ? 0.0f : largest;
-  float total = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] = 0;
-#pragma unroll
-  for (int s = 0; s < kMaxRowSplits; ++s) {
-    if (s >= num_splits) break;
-    const float4* part = reinterpret_cast<const float4*>(partials + s * p.head_dim);
-    const float4 low = __ldcg(part), high = __ldcg(part + 1);
-    const float weight = exp2f(stat[s].x - offset);
-    total = fmaf(stat[s].y, weight, total);
-    out[0] = fmaf(low.x, weight, out[0]);
-    out[1] = fmaf(low.y, weight, out[1]);
-    out[2] = fmaf(low.z, weight, out[2]);
-    out[3] = fmaf(low.w, weight, out[3]);
-    out[4] = fmaf(high.x, weight, out[4]);
-    out[5] = fmaf(high.y, weight, out[5]);
-    out[6] = fmaf(high.z, weight, out[6]);
-    out[7] = fmaf(high.w, weight, out[7]);
+  for (int s = 0; s < kBatch; ++s) {
+    if (begin < group * vectors) load(begin, s, parts[s]);
   }
-  const float scale = total > 0 ? 1.0f / total : 0.0f;
+  float* const factors = memory.logits;  // [G, kMaxRowSplits]
+  if (warp < group) {
+    float2 stat = {-INFINITY, 0};
+    if (lane < num_splits) {
+      stat =
+          __ldcg(reinterpret_cast<const float2*>(p.stats) + (first + warp) * kMaxRowSplits + lane);
+    }
+    float top = stat.x;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] *= scale;
+    for (int lanes = 16; lanes > 0; lanes /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
+    const float factor = Exp2(stat.x - (top == -INFINITY ? 0.0f : top));
+    float total = stat.y * factor;
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(~0u, total, lanes);
+    factors[warp * kMaxRowSplits + lane] = total > 0 ? factor / total : 0.0f;
+  }
+  RowThreadsMeet();
+  for (int at = begin; at < group * vectors; at += kRowThreads) {
+    const float* const factor = factors + at / vectors * kMaxRowSplits;
+    float4 sum = {};
+    for (int split = 0; split < num_splits; split += kBatch) {
+      if (at != begin || split != 0) {
+#pragma unroll
+        for (int s = 0; s < kBatch; ++s) load(at, split + s, parts[s]);
+      }
+#pragma unroll
+      for (int s = 0; s < kBatch; ++s) {
+        if (split + s >= num_splits) break;
+        sum.x = fmaf(parts[s].x, factor[split + s], sum.x);
+        sum.y = fmaf(parts[s].y, factor[split + s], sum.y);
+        sum.z = fmaf(parts[s].z, factor[split + s], sum.z);
+        sum.w = fmaf(parts[s].w, factor[split + s], sum.w);
+      }
+    }
+    uint32_t* const to = p.attended + first * p.head_dim + at * 4;
+    StoreRowWord(to, FromFloat<T>(sum.x), exchange);
+    StoreRowWord(to + 1, FromFloat<T>(sum.y), exchange);
+    StoreRowWord(to + 2, FromFloat<T>(sum.z), exchange);
+    StoreRowWord(to + 3, FromFloat<T>(sum.w), exchange);
+  }
+}
+
+// A step of padding: KV head `kv_head` has nothing to see.
+template <typename T>
+__device__ __forceinline__ void ClearRowHeads(const RowAttentionParams& p, int kv_head,
+                                              const RowExchange& exchange) {
+  const int end = p.first_head[kv_head + 1] * p.head_dim;
+  for (int at = p.first_head[kv_head] * p.head_dim + threadIdx.x; at < end; at += kRowThreads) {
+    StoreRowWord(p.attended + at, FromFloat<T>(0.0f), exchange);
+  }
 }
 
 }  // namespace lockstep

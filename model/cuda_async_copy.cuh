@@ -4,11 +4,9 @@
 
 #include <cstdint>
 
-namespace lockstep {
+#include "attention/cuda_tensor_core.cuh"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace lockstep {
 
 __device__ __forceinline__ void InitBarrier(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)

@@ -352,12 +352,12 @@ absl::Status CudaDecoder::Prepare(const KvPool& pool) {
 absl::Status CudaDecoder::Launch(const StepSize& size, const KvPool& pool) {
   CudaAttentionBatch batch = inputs_.attention(size.requests, size.tokens, options_.block_size);
   batch.may_have_prefill = !size.decode_only;
-  LOCKSTEP_RETURN_IF_ERROR(GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view,
-                                      sums_.Partial(size.tokens, 0), context()));
   const bool one_row = size.requests == 1 && size.tokens == 1 && size.logits_rows == 1;
   if (row_step_.has_value() && one_row && !observed()) {
     return LaunchRowStep(batch);
   }
+  LOCKSTEP_RETURN_IF_ERROR(GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view,
+                                      sums_.Partial(size.tokens, 0), context()));
   LOCKSTEP_RETURN_IF_ERROR(workspace_.PlanStep(batch, rank_.stream));
   LOCKSTEP_RETURN_IF_ERROR(
       sums_.SumAndNorm(size.tokens, 0, layers_[0].input_norm.values(), context()));
@@ -434,7 +434,7 @@ RopeTable CudaDecoder::Rope() const {
 }
 
 absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partition) {
-  const absl::Status possible = CheckRowSteps(config_, partition, options_);
+  const absl::Status possible = CheckRowSteps(config_, partition, options_, rank_.peers != nullptr);
   if (part_.query_heads.begin == 0 && !options_.always_observed) {  // rank 0
     LogInfo(possible.ok() ? "decode steps of one request: one kernel"
                           : absl::StrCat("decode steps of one request: a chain of kernels (",
@@ -448,9 +448,11 @@ absl::Status CudaDecoder::CreateRowStep(const std::vector<RankPartition>& partit
   return absl::OkStatus();
 }
 
-// Behind the gather of the embedding's row.
 absl::Status CudaDecoder::LaunchRowStep(const CudaAttentionBatch& batch) {
-  return row_step_->Launch({.hidden = sums_.Residual(1).data,
+  const MatrixView embedded = sums_.Residual(1);
+  LOCKSTEP_RETURN_IF_ERROR(
+      GatherRows(inputs_.token_ids(), part_.vocab, embedding_.view, embedded, context()));
+  return row_step_->Launch({.hidden = embedded.data,
                             .rope = Rope(),
                             .seq_len = batch.seq_lens,
                             .block_tables = batch.block_tables,

@@ -297,8 +297,12 @@ __device__ __forceinline__ void ConsumePair(RowRing& ring, const RowProduct& p,
 // finish(output, sum + bias.x, sum of its up row + bias.y), for each of the block's outputs. parts:
 // two buffers of [kRowGroup, kRowPartStride].
 template <typename T, int kChunks, typename Bias, typename Finish>
-__device__ __forceinline__ void ConsumeRows(RowRing& ring, const RowProduct& p, RowX<T, kChunks>& x,
-                                            float* parts, Bias bias, Finish finish) {
+__device__ __forceinline__ void ConsumeRows(RowRing& block_ring, const RowProduct& p,
+                                            const RowX<T, kChunks>& x, float* parts, Bias bias,
+                                            Finish finish) {
+  RowRing ring = block_ring;  // in registers
+  ring.slots = AsShared(ring.slots);
+  parts = AsShared(parts);
   const RowConsumer me(p);
   const int per_output = p.rows_per_output, stage_outputs = p.stage_outputs();
   const int group_outputs = kRowGroup / p.stage_rows * stage_outputs;
@@ -327,6 +331,7 @@ __device__ __forceinline__ void ConsumeRows(RowRing& ring, const RowProduct& p, 
         per_output == 2 ? SumRowParts(p, buffer + (row + size) * kRowPartStride) : 0.0f;
     finish(output + i, sum + added.x, up + added.y);
   }
+  block_ring = ring;
 }
 
 }  // namespace lockstep

@@ -177,9 +177,14 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
   auto plan = std::make_shared<Plan>();
   RowStepArgs& args = plan->args;
   LOCKSTEP_RETURN_IF_ERROR(Describe(model, &args, &plan->shared_bytes));
-  LOCKSTEP_CHECK(peers == nullptr || model.hidden_size * 2 <= peers->window_bytes());
+  LOCKSTEP_CHECK(peers == nullptr ||
+                 RowSumBytes(model.hidden_size, peers->addresses().size) <= peers->words_bytes());
   plan->dtype = model.dtype;
+  // Every block has a part of every product: see cuda_row_step_kernel.cu.
   plan->grid = num_multiprocessors;
+  for (const RowProductKind kind : {kQkv, kO, kGateUp, kDown}) {
+    plan->grid = std::min(plan->grid, args.products[kind].outputs);
+  }
   LOCKSTEP_CHECK(std::ssize(model.layers) == model.num_layers);
   plan->host_layers = model.layers;
   LOCKSTEP_ASSIGN_OR_RETURN(
@@ -192,42 +197,39 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
   int64_t size = 0;
   const auto place = [&size](int64_t bytes) { return std::exchange(size, size + AlignUp(bytes)); };
   const RowAttentionParams& p = args.attention;
-  const int64_t qkv = place(int64_t{args.products[kQkv].outputs} * 2);
+  const int64_t qkv = place(int64_t{args.products[kQkv].outputs} * 4);
+  const int64_t attended = place(int64_t{args.products[kO].k} * 4);
   const int64_t activated = place(int64_t{args.products[kGateUp].outputs} * 2);
   const int64_t partials = place(int64_t{p.num_query_heads} * kMaxRowSplits * p.head_dim * 4);
   const int64_t stats = place(int64_t{p.num_query_heads} * kMaxRowSplits * 2 * 4);
-  const int64_t progress = place(int64_t{plan->grid} * 2 * 4);
+  const int64_t parts_done = place(int64_t{p.num_kv_heads} * 4);
   const int64_t arrivals = place(4);
-  const int64_t own_arrivals = place(4);
-  const int64_t windows = place(PeerWindows::kNumWindows * AlignUp(model.hidden_size * 2));
+  const int64_t progress = place(int64_t{plan->grid} * 2 * 4);
+  const int64_t sums = place(peers == nullptr ? RowSumBytes(model.hidden_size, 1) : 0);
   LOCKSTEP_ASSIGN_OR_RETURN(plan->memory, DeviceBuffer::Create(size, "activations of a row"));
   LOCKSTEP_RETURN_IF_ERROR(FillBytesAsync(plan->memory.data(), 0, size, stream));
   LOCKSTEP_RETURN_IF_ERROR(Synchronize(stream));
   char* const at = plan->memory.as<char>();
-  args.qkv = at + qkv;
+  const auto words = [at](int64_t offset) { return reinterpret_cast<uint32_t*>(at + offset); };
+  args.qkv = words(qkv);
   args.activated = at + activated;
   args.attention.qkv = args.qkv;
+  args.attention.attended = words(attended);
   args.attention.partials = reinterpret_cast<float*>(at + partials);
   args.attention.stats = reinterpret_cast<float*>(at + stats);
-  args.progress = reinterpret_cast<uint32_t*>(at + progress);
-  args.local_arrivals = reinterpret_cast<uint32_t*>(at + arrivals);
+  args.attention.parts_done = words(parts_done);
+  args.arrivals = words(arrivals);
+  args.progress = words(progress);
   args.num_ranks = 1;
-  args.windows[0] = at + windows;
-  args.window_bytes = AlignUp(model.hidden_size * 2);
-  args.rank_arrivals[0] = reinterpret_cast<uint32_t*>(at + own_arrivals);
+  args.sums[0] = words(sums);
   if (peers != nullptr) {
     const PeerAddresses& addresses = peers->addresses();
     args.rank = addresses.rank;
     args.num_ranks = addresses.size;
-    args.window_bytes = addresses.window_bytes;
     args.abort = addresses.abort;
-    for (int rank = 0; rank < addresses.size; ++rank) {
-      args.windows[rank] = addresses.windows[rank];
-      args.rank_arrivals[rank] = addresses.step_arrivals[rank];
-    }
+    for (int rank = 0; rank < addresses.size; ++rank) args.sums[rank] = addresses.words[rank];
   }
-  LOCKSTEP_RETURN_IF_ERROR(
-      PrepareRowStepKernel(model.dtype, args.products[kQkv].chunks, plan->shared_bytes));
+  LOCKSTEP_RETURN_IF_ERROR(PrepareRowStepKernel(model.dtype, args, plan->shared_bytes));
   RowStep step;
   step.plan_ = std::move(plan);
   return step;
@@ -258,7 +260,6 @@ absl::Status RowStep::Launch(const RowStepInputs& inputs, CudaStream stream) con
   args.attention.block_tables = inputs.block_tables;
   args.attention.table_row = inputs.table_row;
   args.attention.slot = inputs.slot;
-  args.trace = inputs.trace;
   return LaunchRowStepKernel(plan_->dtype, args, plan_->grid, plan_->shared_bytes, stream);
 }
 

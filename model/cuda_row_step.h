@@ -4,8 +4,9 @@
 // Such a step is bound by the read of the weights. As a chain of kernels it stops reading at each
 // of their borders; here the weights stream without a pause, into shared memory that takes them
 // until what they are multiplied with is known (cuda_row_product.cuh). Between the parts of a layer
-// the blocks of the GPU meet; behind the row-parallel products those of all ranks do, and every
-// block adds the ranks' parts, in rank order, for itself.
+// the blocks of the GPU hand each other every value in a word that says of which exchange it is;
+// behind the row-parallel products those of all ranks do, and every block adds the ranks' parts, in
+// rank order, for itself.
 //
 // The same operators in the same order, with the same roundings, as the chain of kernels, but for
 // the order of additions inside products and attention, and SwiGLU, which is rounded once.
@@ -66,22 +67,23 @@ struct RowStepModel {
   int num_in_flight = 2;
 };
 
-inline constexpr int kRowTracePoints = 10;
-
 // Device memory that each launch reads anew.
 struct RowStepInputs {
-  const void* hidden = nullptr;  // [E] the embedded token, whole on every rank
+  // [E] the embedded token; of several ranks, one has it and the others have zeros.
+  const void* hidden = nullptr;
   RopeTable rope;
   const int32_t* seq_len = nullptr;       // tokens visible after the step; 0: a step of padding
   const int32_t* block_tables = nullptr;  // [tables, max_blocks]
   const int32_t* table_row = nullptr;
   const int64_t* slot = nullptr;  // of the new key and value; kNoSlot: nowhere
   float* logits = nullptr;        // [V_local]
-  // [L, kRowTracePoints] for benchmarks, or null: clock cycles of a multiprocessor at which its
-  // block had x of qkv, ended qkv, knew that all had, ended attention, had x of o, ended o, had x
-  // of gate_up, ended it, had x of down, ended it.
-  int64_t* trace = nullptr;
 };
+
+// Of the words in which the ranks' parts of the sums of the embedding, of o and of down come
+// together (PeerAddresses::words): [3, N, E].
+inline int64_t RowSumBytes(int64_t hidden_size, int num_ranks) {
+  return 3 * num_ranks * hidden_size * static_cast<int64_t>(sizeof(uint32_t));
+}
 
 class RowStep {
  public:
@@ -91,19 +93,19 @@ class RowStep {
   // little shared memory.
   static absl::Status Check(const RowStepModel& model);
 
-  // Of a model that Check takes. `peers` is null for one rank; ranks must have GPUs of one kind,
-  // and peers count the meetings of one RowStep alone. What the model points to must outlive the
-  // step. Errors are those of memory.
+  // Of a model that Check takes. `peers` is null for one rank, else it has RowSumBytes of words,
+  // which are one RowStep's alone; ranks must have GPUs of one kind. What the model points to must
+  // outlive the step. Errors are those of memory.
   static absl::StatusOr<RowStep> Create(const RowStepModel& model, const PeerWindows* peers,
                                         int num_multiprocessors, CudaStream stream);
 
   // The layers' caches, on the same device, of the model's dtype: before the first Launch.
   absl::Status SetCaches(const std::vector<KvCacheView>& caches, CudaStream stream);
 
-  // COLLECTIVE over the ranks of `peers`: a step with 2L sums over ranks, number 1 to 2L, in the
-  // windows of WindowOfSum (cuda_sum.h), under the rules of peer_windows.h. Neither waits nor
+  // COLLECTIVE over the ranks of `peers`, with the sum of the embedded token too. Neither waits nor
   // allocates; may be captured in a graph. Nothing else may run on the GPU at the same time: the
-  // blocks wait for each other.
+  // blocks wait for each other. A rank waits for those that have not launched theirs: see
+  // PeerWindows::Abort.
   absl::Status Launch(const RowStepInputs& inputs, CudaStream stream) const;
 
  private:

@@ -1,15 +1,22 @@
-// The kernel: phases of a layer, and the meetings between them.
+// The kernel: phases of a layer, and what the blocks hand to each other between them.
 //
-//   qkv      x = norm(residual stream)                 local meeting
-//   attend   parts of the keys, merged by who reads    local
-//   o        x = merged attention                      all ranks
-//   gate_up  x = norm(residual stream += o)            local
-//   down     x = SwiGLU                                all ranks
-//   qkv of the next layer, or the head: residual stream += down
+//   qkv      x = norm(residual stream += down of the layer before)   to the blocks that attend
+//   attend   parts of the keys; who ends the last part merges        to all blocks
+//   o        x = attention's result                                  to all blocks of all ranks
+//   gate_up  x = norm(residual stream += o)                          to all blocks
+//   down     x = SwiGLU                                              to all blocks of all ranks
+//   the head: x = norm(residual stream += down)
 //
-// The residual stream stands in every block's shared memory. A window is written again only behind
-// a meeting of all ranks that who reads it comes to when it has been read: the windows of o and
-// down alternate, and the last is one of its own, as in the chain of kernels (WindowOfSum).
+// The residual stream stands in every block's shared memory; it begins with the embedded token,
+// which goes around like the sums do.
+//
+// What is handed over, but for SwiGLU's result, lies in words that carry their exchange's number
+// (cuda_row_words.cuh), one for each value: who reads waits for each. A block writes a word of the
+// next layer when it has x of that product, which took words of all blocks (of all ranks, but for
+// qkv's and attention's, whose own order is a layer apart too), and those wrote them behind their
+// reads of this layer: every block has a part of every product. The next step's kernel may run
+// beside a slower rank's last one: it rewrites the embedding's words, which that rank has read
+// before it gave the sums without which nobody ends the step, and it gets no further alone.
 #include "model/cuda_row_step_kernel.cuh"
 
 namespace lockstep {
@@ -18,155 +25,122 @@ namespace {
 
 constexpr int kThreads = kRowThreads + 32;  // and the producer's warp
 
-// Meetings of all blocks; of one GPU or of all. A block arrives at one when what it wrote is to be
-// read, and waits for it before it reads. The numbers of arrivals only grow, and wrap around.
-class Meetings {
- public:
-  __device__ __forceinline__ explicit Meetings(const RowStepArgs& args)
-      : args_(args),
-        local_(args.progress[blockIdx.x * 2]),
-        ranks_(args.progress[blockIdx.x * 2 + 1]) {}
-  // All consumer threads.
-  __device__ __forceinline__ void Arrive(bool all_ranks) {
-    RowThreadsMeet();
-    all_ranks_ = all_ranks && args_.num_ranks > 1;
-    if (all_ranks_) {
-      ranks_ += gridDim.x * args_.num_ranks;
-    } else {
-      local_ += gridDim.x;
-    }
-    if (threadIdx.x != 0) return;
-    if (!all_ranks_) {
-      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args_.local_arrivals)
-                   : "memory");
-      return;
-    }
-    for (int rank = 0; rank < args_.num_ranks; ++rank) {
-      asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(args_.rank_arrivals[rank])
-                   : "memory");
-    }
-  }
-  __device__ __forceinline__ void Wait() {
-    if (threadIdx.x == 0) {
-      if (all_ranks_) {
-        WaitFor(args_.rank_arrivals[args_.rank], ranks_);
-      } else {
-        WaitFor(args_.local_arrivals, local_);
-      }
-    }
-    RowThreadsMeet();
-  }
-  __device__ __forceinline__ void Save() const {
-    if (threadIdx.x != 0) return;
-    args_.progress[blockIdx.x * 2] = local_;
-    args_.progress[blockIdx.x * 2 + 1] = ranks_;
-  }
-
- private:
-  __device__ __forceinline__ void WaitFor(const uint32_t* arrivals, uint32_t wanted) const {
-    for (uint32_t tries = 1;; ++tries) {
-      uint32_t now;
-      if (all_ranks_) {
-        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      } else {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      }
-      if (static_cast<int32_t>(now - wanted) >= 0) return;
-      if (tries % 1024 == 0 && Aborted()) return;
-    }
-  }
-  // Wrong results, but an end.
-  __device__ __forceinline__ bool Aborted() const {
-    if (args_.abort == nullptr) return false;
-    uint32_t aborted;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(aborted) : "l"(args_.abort));
-    return aborted != 0;
-  }
-
-  const RowStepArgs& args_;
-  uint32_t local_;
-  uint32_t ranks_;
-  bool all_ranks_ = false;
+// What attention needs, in shared memory: not in registers, which are scarce.
+template <typename T>
+struct RowAttention {
+  RowAttentionParams params;
+  RowPosition position;
+  RowAttentionMemory<T> memory;
 };
 
 // What the consumers of a block go through a step with.
 template <typename T>
 struct Consumers {
-  // The time at which block 0 came to a point of a layer.
-  __device__ __forceinline__ void Mark(int l, int point) const {
-    if (args.trace == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
-    args.trace[l * kRowTracePoints + point] = clock64();
+  __device__ __forceinline__ RowExchange Exchange() const {
+    return {number << 16, arrivals, args.arrivals, args.abort};
+  }
+  // All threads, which have given their words and are done with what they share; so many blocks do
+  // it.
+  __device__ __forceinline__ void Arrive(int num_blocks) {
+    RowThreadsMeet();
+    if (threadIdx.x == 0) AddRowArrival(args.arrivals);
+    arrivals += num_blocks;
+  }
+  // The same, behind plain values.
+  __device__ __forceinline__ void Release(int num_blocks) {
+    RowThreadsMeet();
+    if (threadIdx.x == 0) ReleaseRowArrival(args.arrivals);
+    arrivals += num_blocks;
   }
 
   const RowStepArgs& args;
   RowRing ring;
-  Meetings meetings;
-  const RowStepLayer* layers;              // shared, [L]
-  T* hidden;                               // shared, [E]
-  float* parts;                            // shared, of the products
-  float* squares;                          // shared, [kRowWarps]
-  const RowPosition& position;             // shared
-  const RowAttentionMemory<T>& attention;  // shared
+  uint32_t number;                   // of the exchange that was begun last
+  uint32_t arrivals;                 // when all have given what they had last
+  const RowStepLayer* layers;        // shared, [L]
+  T* hidden;                         // shared, [E]
+  float* parts;                      // shared, of the products
+  float* squares;                    // shared, [kRowWarps]
+  const RowAttention<T>* attention;  // shared
 };
 
-// The window of the o sum of layer l is that of number 2l + 1, of the down sum number 2l + 2; see
-// WindowOfSum.
+// A value of this rank's part of a sum, to all ranks.
 template <typename T>
-__device__ __forceinline__ const T* Window(const RowStepArgs& args, int rank, int sum) {
-  const int window = sum == 2 * args.num_layers ? 2 : sum % 2;
-  return reinterpret_cast<const T*>(args.windows[rank] + window * args.window_bytes);
+__device__ __forceinline__ void GiveToSum(const RowStepArgs& args, RowSum sum, int col, T value,
+                                          const RowExchange& exchange) {
+  const int64_t at = int64_t{sum * args.num_ranks + args.rank} * args.hidden_size + col;
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    StoreRowWord(args.sums[rank] + at, value, exchange);
+  }
 }
 
-// x = RmsNorm(residual stream), behind the meeting after sum number `sum`, which is added first; 0:
-// there is nothing to add or to wait for.
+// The whole warp: of each lane, 8 columns of the residual stream += the sum over ranks, in rank
+// order, float32, rounded once. Lanes that are not `active` have none.
+template <typename T>
+__device__ __forceinline__ void AddSum(const RowStepArgs& args, RowSum sum, int col, bool active,
+                                       const RowExchange& exchange, Vector<T, 8>& residual) {
+  const uint32_t* from =
+      args.sums[args.rank] + int64_t{sum} * args.num_ranks * args.hidden_size + (active ? col : 0);
+  float sums[8] = {};
+  const auto add = [&](const RowWords& words) {
+    const uint4 bits = words.Values();
+    const auto& part = *reinterpret_cast<const Vector<T, 8>*>(&bits);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j] += Widen(part.at[j]);
+  };
+#pragma unroll 1
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    RowWords words;
+    words.Load(from);
+    words.Wait(from, active, exchange);
+    add(words);
+    from += args.hidden_size;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) residual.at[j] = Narrow<T>(sums[j] + Widen(residual.at[j]));
+}
+
+// x = RmsNorm(residual stream), to which the sum is added first.
 template <typename T, int kChunks>
 __device__ __forceinline__ void LoadNormed(Consumers<T>& c, const RowProduct& p, const float* norm,
-                                           int sum, RowX<T, kChunks>& x) {
+                                           RowSum sum, RowX<T, kChunks>& x) {
   const RowConsumer me(p);
+  T* const residual = AsShared(c.hidden);
+  float* const all_squares = AsShared(c.squares);
   Vector<float, 8> weights[kChunks];
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(p, i);
     if (col < p.k) weights[i] = LoadVector<8>(norm + col);
   }
-  if (sum > 0) c.meetings.Wait();
+  RowThreadsAwait(c.Exchange());
   float squares = 0;
   if (me.row_warp == 0) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const int col = me.Column(p, i);
+      Vector<T, 8> hidden = {};
+      if (col < p.k) hidden = LoadVector<8>(residual + col);
+      AddSum(c.args, sum, col, col < p.k, c.Exchange(), hidden);
       if (col >= p.k) continue;
-      Vector<T, 8> hidden = LoadVector<8>(c.hidden + col);
-      if (sum > 0) {
-        float sums[8] = {};
-        for (int rank = 0; rank < c.args.num_ranks; ++rank) {
-          const uint4 bits =
-              __ldcg(reinterpret_cast<const uint4*>(Window<T>(c.args, rank, sum) + col));
-          const auto& part = *reinterpret_cast<const Vector<T, 8>*>(&bits);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sums[j] += Widen(part.at[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) hidden.at[j] = Narrow<T>(sums[j] + Widen(hidden.at[j]));
-        StoreVector(hidden, c.hidden + col);
-      }
+      StoreVector(hidden, residual + col);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         squares = fmaf(Widen(hidden.at[j]), Widen(hidden.at[j]), squares);
       }
     }
     squares = RowWarpSum(squares);
-    if (me.lane == 0) c.squares[me.column_warp] = squares;
+    if (me.lane == 0) all_squares[me.column_warp] = squares;
   }
   RowThreadsMeet();
-  const float mean = SumRowParts(p, c.squares) / static_cast<float>(p.k);
+  const float mean = SumRowParts(p, all_squares) / static_cast<float>(p.k);
   const float scale = 1.0f / sqrtf(mean + c.args.norm_eps);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(p, i);
     x.at[i] = {};
     if (col >= p.k) continue;
-    const Vector<T, 8> hidden = LoadVector<8>(c.hidden + col);
+    const Vector<T, 8> hidden = LoadVector<8>(residual + col);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       x.at[i].at[j] = Narrow<T>(Widen(hidden.at[j]) * scale * weights[i].at[j]);
@@ -174,11 +148,35 @@ __device__ __forceinline__ void LoadNormed(Consumers<T>& c, const RowProduct& p,
   }
 }
 
+// x = attention's result.
 template <typename T, int kChunks>
-__device__ __forceinline__ void LoadActivated(Consumers<T>& c, const RowProduct& p,
+__device__ __forceinline__ void LoadAttended(const Consumers<T>& c, const RowProduct& p,
+                                             RowX<T, kChunks>& x) {
+  const RowConsumer me(p);
+  const RowExchange exchange = c.Exchange();
+  const uint32_t* const row = c.args.attention.attended;
+  RowThreadsAwait(exchange);
+  RowWords words[kChunks];
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int col = me.Column(p, i);
+    if (col < p.k) words[i].Load(row + col);
+  }
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int col = me.Column(p, i);
+    words[i].Wait(row + col, col < p.k, exchange);
+    const uint4 bits = col < p.k ? words[i].Values() : uint4{};
+    x.at[i] = *reinterpret_cast<const Vector<T, 8>*>(&bits);
+  }
+}
+
+// x = SwiGLU's result. It is the longest row: words would double what all blocks read.
+template <typename T, int kChunks>
+__device__ __forceinline__ void LoadActivated(const Consumers<T>& c, const RowProduct& p,
                                               RowX<T, kChunks>& x) {
   const RowConsumer me(p);
-  c.meetings.Wait();
+  RowThreadsAwait(c.Exchange());
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int col = me.Column(p, i);
@@ -187,22 +185,6 @@ __device__ __forceinline__ void LoadActivated(Consumers<T>& c, const RowProduct&
       bits = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(c.args.activated) + col));
     }
     x.at[i] = *reinterpret_cast<const Vector<T, 8>*>(&bits);
-  }
-}
-
-template <typename T, int kChunks>
-__device__ __forceinline__ void LoadAttended(Consumers<T>& c, const RowProduct& p, int32_t window,
-                                             RowX<T, kChunks>& x) {
-  const RowConsumer me(p);
-  c.meetings.Wait();
-  const int num_splits = RowSplits(c.args.attention, c.position, window, gridDim.x).num_splits;
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int col = me.Column(p, i);
-    float merged[8] = {};
-    if (col < p.k) MergedRowVector(c.args.attention, num_splits, col, merged);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) x.at[i].at[j] = Narrow<T>(merged[j]);
   }
 }
 
@@ -215,39 +197,90 @@ template <typename T, int kChunks>
 __device__ __forceinline__ void RunQkv(Consumers<T>& c, const RowStepLayer& layer, int l) {
   const RowProduct& p = c.args.products[kQkv];
   RowX<T, kChunks> x;
-  LoadNormed(c, p, layer.input_norm, 2 * l, x);
-  c.Mark(l, 0);
-  T* const to = static_cast<T*>(c.args.qkv);
+  LoadNormed(c, p, layer.input_norm, l == 0 ? kEmbeddingSum : kDownSum, x);
+  ++c.number;
+  const RowExchange exchange = c.Exchange();
+  uint32_t* const to = c.args.qkv;
   const void* const bias = layer.qkv_bias;
   ConsumeRows(
       c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
-      [&](int output, float sum, float) { to[output] = Narrow<T>(sum); });
+      [&](int output, float sum, float) { StoreRowWord(to + output, Narrow<T>(sum), exchange); });
 }
 
-// This rank's part of sum number `sum`.
+// Functions of their own, which are not inlined: with the products they need more registers than
+// there are.
+
+// This block's first keys and values, as far as they are in the cache. They come while qkv is being
+// made.
+template <typename T>
+__device__ __noinline__ void BeginAttention(const RowAttention<T>* shared,
+                                            const RowStepLayer* shared_layer) {
+  const RowAttentionParams& p = AsShared(shared)->params;
+  const RowPosition& now = AsShared(shared)->position;
+  const RowAttentionMemory<T> memory = AsShared(shared)->memory.AsShared();
+  const RowStepLayer& layer = *AsShared(shared_layer);
+  const RowSplits splits(p, now, layer.sliding_window, gridDim.x);
+  if (static_cast<int>(blockIdx.x) >= splits.num_splits * p.num_kv_heads) return;
+  LoadFirstRowTile(p, now, layer.keys, layer.values, RowItem(splits, blockIdx.x), memory);
+}
+
+template <typename T>
+__device__ __noinline__ void Attend(const RowAttention<T>* shared, const RowStepLayer* shared_layer,
+                                    uint32_t* arrivals, RowExchange exchange) {
+  const RowAttentionParams& p = AsShared(shared)->params;
+  const RowPosition& now = AsShared(shared)->position;
+  const RowAttentionMemory<T> memory = AsShared(shared)->memory.AsShared();
+  const RowStepLayer& layer = *AsShared(shared_layer);
+  const RowAttentionLayer cache{layer.q_norm, layer.k_norm, layer.keys, layer.values,
+                                layer.sliding_window};
+  const RowSplits splits(p, now, layer.sliding_window, gridDim.x);
+  const int num_items = splits.num_splits * p.num_kv_heads;
+#pragma unroll 1
+  for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
+    const RowItem item(splits, i);
+    if (i != static_cast<int>(blockIdx.x)) {
+      LoadFirstRowTile(p, now, layer.keys, layer.values, item, memory);
+    }
+    PrepareRowItem(p, now, cache, item, exchange, memory);
+    AttendRowItem(p, now, cache, item, memory);
+    const bool is_last = IsLastRowPart(p, item, splits.num_splits, memory);
+    if (is_last) MergeRowParts(p, item.kv_head, splits.num_splits, exchange, memory);
+    RowThreadsMeet();  // before others use the memory
+    if (is_last && threadIdx.x == 0) AddRowArrival(arrivals);
+  }
+  if (num_items > 0) return;
+  for (int h = blockIdx.x; h < p.num_kv_heads; h += gridDim.x) {
+    ClearRowHeads<T>(p, h, exchange);
+    RowThreadsMeet();
+    if (threadIdx.x == 0) AddRowArrival(arrivals);
+  }
+}
+
+// This rank's part of a sum.
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunRowParallel(Consumers<T>& c, const RowProduct& p,
-                                               RowX<T, kChunks>& x, const void* bias, int sum) {
-  T* const to = const_cast<T*>(Window<T>(c.args, c.args.rank, sum));
+                                               RowX<T, kChunks>& x, const void* bias, RowSum sum) {
+  const RowExchange exchange = c.Exchange();
   ConsumeRows(
       c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
-      [&](int output, float value, float) { to[output] = Narrow<T>(value); });
+      [&](int output, float value, float) {
+        GiveToSum(c.args, sum, output, Narrow<T>(value), exchange);
+      });
 }
 
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunO(Consumers<T>& c, const RowStepLayer& layer, int l) {
+  const RowProduct& p = c.args.products[kO];
   RowX<T, kChunks> x;
-  LoadAttended(c, c.args.products[kO], layer.sliding_window, x);
-  c.Mark(l, 4);
-  RunRowParallel(c, c.args.products[kO], x, layer.o_bias, 2 * l + 1);
+  LoadAttended(c, p, x);
+  RunRowParallel(c, p, x, layer.o_bias, kOSum);
 }
 
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& layer, int l) {
   const RowProduct& p = c.args.products[kGateUp];
   RowX<T, kChunks> x;
-  LoadNormed(c, p, layer.post_attention_norm, 2 * l + 1, x);
-  c.Mark(l, 6);
+  LoadNormed(c, p, layer.post_attention_norm, kOSum, x);
   T* const to = static_cast<T*>(c.args.activated);
   const void* const bias = layer.gate_up_bias;
   ConsumeRows(
@@ -262,93 +295,59 @@ __device__ __forceinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& l
 
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunDown(Consumers<T>& c, const RowStepLayer& layer, int l) {
+  const RowProduct& p = c.args.products[kDown];
   RowX<T, kChunks> x;
-  LoadActivated(c, c.args.products[kDown], x);
-  c.Mark(l, 8);
-  RunRowParallel(c, c.args.products[kDown], x, layer.down_bias, 2 * l + 2);
+  LoadActivated(c, p, x);
+  RunRowParallel(c, p, x, layer.down_bias, kDownSum);
 }
 
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunHead(Consumers<T>& c) {
   const RowProduct& p = c.args.products[kHead];
   RowX<T, kChunks> x;
-  LoadNormed(c, p, c.args.final_norm, 2 * c.args.num_layers, x);
+  LoadNormed(c, p, c.args.final_norm, kDownSum, x);
   float* const to = c.args.logits;
   ConsumeRows(
       c.ring, p, x, c.parts, [](int) { return float2{}; },
       [&](int output, float sum, float) { to[output] = sum; });
 }
 
+// This block's share of the embedded token, to all.
 template <typename T>
-__device__ __forceinline__ void Attend(Consumers<T>& c, const RowStepLayer& layer, int l) {
-  const RowAttentionParams& p = c.args.attention;
-  const RowAttentionLayer cache{layer.q_norm, layer.k_norm, layer.keys, layer.values,
-                                layer.sliding_window};
-  const RowSplits splits(p, c.position, layer.sliding_window, gridDim.x);
-  const int num_items = splits.num_splits * p.num_kv_heads;
-  RowTile<T> tile;
-  // The cache's keys and values are there; this step's are not.
-  if (static_cast<int>(blockIdx.x) < num_items) {
-    const RowItem item(splits, blockIdx.x);
-    tile.Load(p, c.position, cache, item, item.begin, c.attention);
-  }
-  c.meetings.Wait();
-  c.Mark(l, 2);
-  for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
-    const RowItem item(splits, i);
-    if (i != static_cast<int>(blockIdx.x))
-      tile.Load(p, c.position, cache, item, item.begin, c.attention);
-    AttendRowItem(p, c.position, cache, item, tile, c.attention);
-  }
-}
-
-// fn.template operator()<chunks>().
-template <typename Fn>
-__device__ __forceinline__ void WithLongRow(int chunks, Fn fn) {
-  switch (chunks) {
-    case 1:
-      return fn.template operator()<1>();
-    case 2:
-      return fn.template operator()<2>();
-    case 3:
-      return fn.template operator()<3>();
-    case 4:
-      return fn.template operator()<4>();
-    default:
-      return fn.template operator()<5>();
-  }
-}
-
-// Everything is inlined and in registers or shared memory: what is in local memory comes from far
-// behind each meeting, which empties the L1 cache.
-template <typename T, int kChunks>
-__device__ __forceinline__ void Consume(Consumers<T>& c) {
+__device__ __forceinline__ void GiveEmbedding(Consumers<T>& c) {
   const RowStepArgs& args = c.args;
-  for (int i = threadIdx.x; i < args.hidden_size; i += kRowThreads) {
-    c.hidden[i] = static_cast<const T*>(args.hidden)[i];
+  ++c.number;
+  const int begin = static_cast<int>(int64_t{args.hidden_size} * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(int64_t{args.hidden_size} * (blockIdx.x + 1) / gridDim.x);
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kRowThreads) {
+    GiveToSum(args, kEmbeddingSum, i, static_cast<const T*>(args.hidden)[i], c.Exchange());
   }
-  RowThreadsMeet();
+  for (int i = threadIdx.x; i < args.hidden_size; i += kRowThreads) c.hidden[i] = Narrow<T>(0.0f);
+  c.Arrive(gridDim.x);
+}
+
+template <typename T, int kChunks, int kLongChunks>
+__device__ __forceinline__ void Consume(const RowStepArgs& args, Consumers<T>& c) {
+  GiveEmbedding(c);
 #pragma unroll 1
   for (int l = 0; l < args.num_layers; ++l) {
-    const RowStepLayer& layer = c.layers[l];
+    const RowStepLayer& layer = AsShared(c.layers)[l];
+    BeginAttention(c.attention, &layer);
     RunQkv<T, kChunks>(c, layer, l);
-    c.Mark(l, 1);
-    c.meetings.Arrive(false);
-    Attend(c, layer, l);
-    c.Mark(l, 3);
-    c.meetings.Arrive(false);
+    RowThreadsMeet();  // before attention uses what the product's parts were in
+    Attend(c.attention, &layer, args.arrivals, c.Exchange());
+    c.arrivals += args.attention.num_kv_heads;
     RunO<T, kChunks>(c, layer, l);
-    c.Mark(l, 5);
-    c.meetings.Arrive(true);
+    c.Arrive(gridDim.x);
     RunGateUp<T, kChunks>(c, layer, l);
-    c.Mark(l, 7);
-    c.meetings.Arrive(false);
-    WithLongRow(args.products[kDown].chunks, [&]<int kLong>() { RunDown<T, kLong>(c, layer, l); });
-    c.Mark(l, 9);
-    c.meetings.Arrive(true);
+    c.Release(gridDim.x);
+    RunDown<T, kLongChunks>(c, layer, l);
+    c.Arrive(gridDim.x);
   }
   RunHead<T, kChunks>(c);
-  c.meetings.Save();
+  if (threadIdx.x != 0) return;
+  args.progress[blockIdx.x * 2] = c.number;
+  args.progress[blockIdx.x * 2 + 1] = c.arrivals;
 }
 
 __device__ void Produce(const RowStepArgs& args, const RowStepLayer* layers, const RowRing& ring) {
@@ -364,18 +363,24 @@ __device__ void Produce(const RowStepArgs& args, const RowStepLayer* layers, con
   ProduceRows(producer, args.products[kHead], args.head);
 }
 
-// Shared memory: slots, layers, the residual stream, parts of sums, attention.
+// Shared memory: slots, layers, parts of the products' sums or what attention has in their place,
+// the residual stream, attention's tile.
 constexpr int64_t kPartsBytes = int64_t{2} * kRowGroup * kRowPartStride * sizeof(float);
 
-template <typename T, int kChunks>
+template <typename T>
+__host__ __device__ int64_t ScratchBytes(int64_t largest_group, int64_t head_dim) {
+  const int64_t bytes = RowAttentionMemory<T>::ScratchBytes(largest_group, head_dim);
+  return bytes > kPartsBytes ? (bytes + 15) / 16 * 16 : kPartsBytes;
+}
+
+template <typename T, int kChunks, int kLongChunks>
 __global__ void __launch_bounds__(kThreads, 1)
     RowStepKernel(const __grid_constant__ RowStepArgs args) {
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = row_shared_memory;
   __shared__ uint64_t full[kMaxRowSlots], empty[kMaxRowSlots];
   __shared__ float squares[kRowWarps];
-  // Not in registers, which are scarce.
-  __shared__ alignas(16) char position[sizeof(RowPosition)];
-  __shared__ alignas(16) char attention[sizeof(RowAttentionMemory<T>)];
+  __shared__ alignas(16) char attention_bytes[sizeof(RowAttention<T>)];
+  auto& attention = *reinterpret_cast<RowAttention<T>*>(attention_bytes);
   auto* const layers = reinterpret_cast<RowStepLayer*>(shared + args.num_slots * kRowSlotBytes);
   {
     const int words = args.num_layers * static_cast<int>(sizeof(RowStepLayer) / 8);
@@ -384,12 +389,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   char* const parts = reinterpret_cast<char*>(layers + args.num_layers);
-  T* const hidden = reinterpret_cast<T*>(parts + kPartsBytes);
+  const RowAttentionParams& p = args.attention;
+  T* const hidden = reinterpret_cast<T*>(parts + ScratchBytes<T>(args.largest_group, p.head_dim));
   if (threadIdx.x == 0) {
-    *reinterpret_cast<RowPosition*>(position) = RowPosition(args.attention);
-    *reinterpret_cast<RowAttentionMemory<T>*>(attention) =
-        RowAttentionMemory<T>(reinterpret_cast<char*>(hidden + args.hidden_size),
-                              args.largest_group, args.attention.head_dim);
+    attention.params = p;
+    attention.position = RowPosition(p);
+    attention.memory = RowAttentionMemory<T>(reinterpret_cast<char*>(hidden + args.hidden_size),
+                                             parts, args.largest_group, p.head_dim);
     for (int slot = 0; slot < args.num_slots; ++slot) {
       InitBarrier(full + slot, 1);
       InitBarrier(empty + slot, kRowWarps);
@@ -402,25 +408,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kRowThreads) Produce(args, layers, ring);
     return;
   }
-  Consumers<T> consumers{args,
-                         ring,
-                         Meetings(args),
-                         layers,
-                         hidden,
-                         reinterpret_cast<float*>(parts),
-                         squares,
-                         *reinterpret_cast<const RowPosition*>(position),
-                         *reinterpret_cast<const RowAttentionMemory<T>*>(attention)};
-  Consume<T, kChunks>(consumers);
+  Consumers<T> consumers{
+      args,      ring,   args.progress[blockIdx.x * 2],   args.progress[blockIdx.x * 2 + 1],
+      layers,    hidden, reinterpret_cast<float*>(parts), squares,
+      &attention};
+  Consume<T, kChunks, kLongChunks>(args, consumers);
 }
 
-// fn(kernel) of this type, and of so many chunks of short rows.
+// fn(kernel) for a type and numbers of chunks of short and of long rows.
 template <typename Fn>
-absl::Status WithRowKernel(DType dtype, int chunks, const Fn& fn) {
+absl::Status WithRowKernel(DType dtype, const RowProduct* products, const Fn& fn) {
+  const int chunks = products[kQkv].chunks;
+  const int long_chunks = products[kDown].chunks;
+  const auto with_long = [&]<typename T, int kLong>() {
+    return chunks == kShortRowChunks[0]   ? fn(RowStepKernel<T, kShortRowChunks[0], kLong>)
+           : chunks == kShortRowChunks[1] ? fn(RowStepKernel<T, kShortRowChunks[1], kLong>)
+                                          : fn(RowStepKernel<T, kShortRowChunks[2], kLong>);
+  };
   const auto with_type = [&]<typename T>() {
-    return chunks == 1   ? fn(RowStepKernel<T, 1>)
-           : chunks == 2 ? fn(RowStepKernel<T, 2>)
-                         : fn(RowStepKernel<T, 4>);
+    return long_chunks == kLongRowChunks[0] ? with_long.template operator()<T, kLongRowChunks[0]>()
+           : long_chunks == kLongRowChunks[1]
+               ? with_long.template operator()<T, kLongRowChunks[1]>()
+               : with_long.template operator()<T, kLongRowChunks[2]>();
   };
   return dtype == DType::kBF16 ? with_type.template operator()<__nv_bfloat16>()
                                : with_type.template operator()<__half>();
@@ -430,12 +439,13 @@ absl::Status WithRowKernel(DType dtype, int chunks, const Fn& fn) {
 
 int64_t RowStepSharedBytes(int64_t hidden_size, int64_t num_layers, int64_t largest_group,
                            int64_t head_dim) {
-  return kPartsBytes + hidden_size * 2 + num_layers * static_cast<int64_t>(sizeof(RowStepLayer)) +
-         RowAttentionMemory<__half>::Bytes(largest_group, head_dim);
+  return ScratchBytes<__half>(largest_group, head_dim) + hidden_size * 2 +
+         num_layers * static_cast<int64_t>(sizeof(RowStepLayer)) +
+         RowAttentionMemory<__half>::TileBytes(head_dim);
 }
 
-absl::Status PrepareRowStepKernel(DType dtype, int short_chunks, int64_t shared_bytes) {
-  return WithRowKernel(dtype, short_chunks, [&](auto kernel) {
+absl::Status PrepareRowStepKernel(DType dtype, const RowStepArgs& args, int64_t shared_bytes) {
+  return WithRowKernel(dtype, args.products, [&](auto kernel) {
     return CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shared_bytes)),
                       "shared memory of a decode step");
@@ -455,7 +465,7 @@ absl::Status LaunchRowStepKernel(DType dtype, const RowStepArgs& args, int grid,
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return WithRowKernel(dtype, args.products[kQkv].chunks, [&](auto kernel) {
+  return WithRowKernel(dtype, args.products, [&](auto kernel) {
     return CudaStatus(cudaLaunchKernelEx(&config, kernel, args), "launch of a decode step");
   });
 }

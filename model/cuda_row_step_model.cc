@@ -45,12 +45,11 @@ RowStepLayer RowStepLayerOf(const CudaLayer& layer) {
 }  // namespace
 
 absl::Status CheckRowSteps(const ModelConfig& config, const std::vector<RankPartition>& partition,
-                           const CudaDecoderOptions& options) {
+                           const CudaDecoderOptions& options, bool in_peer_memory) {
   if (options.check_attention) return absl::UnimplementedError("attention is compared");
   if (options.always_observed) return absl::UnimplementedError("every tensor is looked at");
-  if (partition.size() > 1) {
-    // The kernel can (see its test), but has not been measured against the chain.
-    return absl::UnimplementedError("several ranks");
+  if (partition.size() > 1 && !in_peer_memory) {
+    return absl::UnimplementedError("GPUs that do not reach each other's memory");
   }
   if (options.kv_dtype != options.dtype) {
     return absl::UnimplementedError(

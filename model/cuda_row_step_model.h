@@ -10,10 +10,10 @@
 namespace lockstep {
 
 // Whether decode steps of one request can be one kernel: Unimplemented, and why. The same on all
-// ranks: by what all of them have. Where it cannot, a chain of kernels makes them, as it makes all
-// other steps.
+// ranks: by what all of them have, and whether they reach each other's memory (PeerWindows). Where
+// it cannot, a chain of kernels makes them, as it makes all other steps.
 absl::Status CheckRowSteps(const ModelConfig& config, const std::vector<RankPartition>& partition,
-                           const CudaDecoderOptions& options);
+                           const CudaDecoderOptions& options, bool in_peer_memory);
 
 // What is pointed to must outlive the model. `head` may be the embedding.
 RowStepModel DescribeForRowSteps(const ModelConfig& config, const RankPartition& part,

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
 NcclCommunicator::~NcclCommunicator() = default;
 std::string NcclCommunicator::Version() { return "absent"; }
 
-absl::StatusOr<std::unique_ptr<PeerWindows>> PeerWindows::Create(Communicator&, int64_t) {
+absl::StatusOr<std::unique_ptr<PeerWindows>> PeerWindows::Create(Communicator&, int64_t, int64_t) {
   return WithoutCuda();
 }
 PeerWindows::~PeerWindows() = default;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kArrivalsBytes = int64_t{kMaxPeers} * kMaxPeerBlocks * sizeof(uint32_t);
 constexpr int64_t kMeetingsBytes = int64_t{kMaxPeerBlocks} * sizeof(uint32_t);
-constexpr int64_t kStepArrivalsBytes = 128;  // a line of its own
 // What is exported is whole pages of the GPU's memory, so nothing else lies in them.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 
@@ -41,8 +40,9 @@ absl::Status Describe(void* memory, bool shared, RankMemory& description) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerWindows>> PeerWindows::Create(Communicator& host,
-                                                                 int64_t window_bytes) {
-  LOCKSTEP_CHECK(window_bytes > 0);
+                                                                 int64_t window_bytes,
+                                                                 int64_t words_bytes) {
+  LOCKSTEP_CHECK(window_bytes > 0 && words_bytes >= 0);
   absl::Status possible;
   if (host.ranks_on_host() != host.size() || host.size() > kMaxPeers) {
     possible = absl::InvalidArgumentError(absl::StrFormat(
@@ -51,19 +51,21 @@ absl::StatusOr<std::unique_ptr<PeerWindows>> PeerWindows::Create(Communicator& h
   }
   std::unique_ptr<PeerWindows> windows(new PeerWindows());
   if (possible.ok()) {
-    possible = windows->Allocate(host.rank(), host.size(), RoundUp(window_bytes, 256));
+    possible = windows->Allocate(host.rank(), host.size(), RoundUp(window_bytes, 256),
+                                 RoundUp(words_bytes, 256));
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, possible));
   LOCKSTEP_RETURN_IF_ERROR(windows->Open(host));
   return windows;
 }
 
-absl::Status PeerWindows::Allocate(int rank, int size, int64_t window_bytes) {
+absl::Status PeerWindows::Allocate(int rank, int size, int64_t window_bytes, int64_t words_bytes) {
   addresses_.rank = rank;
   addresses_.size = size;
   addresses_.window_bytes = window_bytes;
+  addresses_.words_bytes = words_bytes;
   const int64_t bytes = RoundUp(
-      FlagsOffset(window_bytes) + kArrivalsBytes + kMeetingsBytes + kStepArrivalsBytes, kPageBytes);
+      FlagsOffset(window_bytes) + words_bytes + kArrivalsBytes + kMeetingsBytes, kPageBytes);
   LOCKSTEP_CUDA(cudaMalloc(&own_, static_cast<size_t>(bytes)));
   LOCKSTEP_CUDA(cudaMemset(own_, 0, static_cast<size_t>(bytes)));
   LOCKSTEP_CUDA(cudaDeviceSynchronize());
@@ -94,10 +96,10 @@ absl::Status PeerWindows::Open(Communicator& host) {
   }
   if (!status.ok()) status = Annotate(status, "the memory of another rank's GPU");
   for (int rank = 0; rank < addresses_.size; ++rank) {
-    addresses_.arrivals[rank] = reinterpret_cast<uint32_t*>(addresses_.windows[rank] +
-                                                            FlagsOffset(addresses_.window_bytes));
-    addresses_.step_arrivals[rank] =
-        addresses_.arrivals[rank] + kMaxPeers * kMaxPeerBlocks + kMaxPeerBlocks;
+    char* const behind_windows = addresses_.windows[rank] + FlagsOffset(addresses_.window_bytes);
+    addresses_.words[rank] = reinterpret_cast<uint32_t*>(behind_windows);
+    addresses_.arrivals[rank] =
+        reinterpret_cast<uint32_t*>(behind_windows + addresses_.words_bytes);
   }
   addresses_.meetings = addresses_.arrivals[addresses_.rank] + kMaxPeers * kMaxPeerBlocks;
   // Nobody's kernel comes before everybody's counters are zero and mapped.

@@ -59,10 +59,11 @@ struct PeerAddresses {
   char* windows[kMaxPeers] = {};       // the first window of each rank
   uint32_t* arrivals[kMaxPeers] = {};  // of each rank: [kMaxPeers][kMaxPeerBlocks], by who arrived
   uint32_t* meetings = nullptr;        // [kMaxPeerBlocks]: how often each block has met its peers
-  // Of each rank, one counter: for kernels whose blocks all meet, of all ranks.
-  uint32_t* step_arrivals[kMaxPeers] = {};
+  // Of each rank, for kernels whose ranks hand each other words instead of meeting: zeros at first.
+  uint32_t* words[kMaxPeers] = {};
   const uint32_t* abort = nullptr;  // page-locked host memory; not 0: wait no more
   int64_t window_bytes = 0;
+  int64_t words_bytes = 0;
 };
 
 class PeerWindows {
@@ -73,7 +74,8 @@ class PeerWindows {
   // ranks are on several hosts or more than kMaxPeers, else that of the GPU that cannot give or
   // reach memory. One rank has windows, too.
   static absl::StatusOr<std::unique_ptr<PeerWindows>> Create(Communicator& host,
-                                                             int64_t window_bytes);
+                                                             int64_t window_bytes,
+                                                             int64_t words_bytes = 0);
   // When no rank's kernel uses them any more: after a Barrier of the host's communicator behind an
   // idle stream. Skipped where the job ends in an error: the memory is then the driver's to free.
   absl::Status Close(Communicator& host);
@@ -87,6 +89,7 @@ class PeerWindows {
   // The most blocks that a kernel whose blocks wait may have: as many as every rank's GPU has
   // multiprocessors, for all must be there at once. At most kMaxPeerBlocks.
   int max_blocks() const { return max_blocks_; }
+  int64_t words_bytes() const { return addresses_.words_bytes; }
   const PeerAddresses& addresses() const { return addresses_; }
 
   // Kernels that wait for peers end, with wrong results. From any thread.
@@ -94,7 +97,7 @@ class PeerWindows {
 
  private:
   PeerWindows() = default;
-  absl::Status Allocate(int rank, int size, int64_t window_bytes);
+  absl::Status Allocate(int rank, int size, int64_t window_bytes, int64_t words_bytes);
   absl::Status Open(Communicator& host);
   void Unmap();
 

@@ -8,6 +8,7 @@
 
 #include "model/attention_selection.h"
 #include "model/cuda_decoder.h"
+#include "model/cuda_row_step.h"
 #include "model/cuda_sum.h"
 #include "model/kv_scales.h"
 #include "model/null_decoder.h"
@@ -314,8 +315,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
     LOCKSTEP_RETURN_IF_ERROR(CheckCudaOptions(options));
     const int64_t window_bytes =
         SumWindowBytes(options.max_num_batched_tokens * config.hidden_size * SizeOf(options.dtype));
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        parts.cuda, OpenCudaRank(communicator, window_bytes, options.sum_multiprocessors, *times));
+    const int64_t words_bytes = RowSumBytes(config.hidden_size, communicator.size());
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, words_bytes,
+                                                       options.sum_multiprocessors, *times));
   }
   KvScales kv_scales;
   const auto load = [&]() -> absl::Status {

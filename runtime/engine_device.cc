@@ -23,8 +23,8 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
 }
 
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
-                                                       int64_t window_bytes, int max_nccl_blocks,
-                                                       PhaseTimes& times) {
+                                                       int64_t window_bytes, int64_t words_bytes,
+                                                       int max_nccl_blocks, PhaseTimes& times) {
   auto seat = std::make_unique<CudaSeat>();
   LOCKSTEP_ASSIGN_OR_RETURN(seat->binding, BindCudaDevice(communicator));
   auto stream = OwnedCudaStream::Create();
@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicato
   LOCKSTEP_ASSIGN_OR_RETURN(
       seat->nccl, NcclCommunicator::Create(communicator, seat->binding.device, max_nccl_blocks));
   times.End("NCCL");
-  auto peers = PeerWindows::Create(communicator, window_bytes);
+  auto peers = PeerWindows::Create(communicator, window_bytes, words_bytes);
   times.End("peer windows");
   if (peers.ok()) {
     seat->peers = *std::move(peers);

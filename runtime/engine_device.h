@@ -25,10 +25,10 @@ struct CudaSeat {
 };
 
 // COLLECTIVE. One GPU a rank, a stream, NCCL between them, and, where they can, windows of
-// `window_bytes` into each other's memory; rank 0 logs why not. max_nccl_blocks: see
-// NcclCommunicator. Errors are the same on all ranks.
+// `window_bytes` into each other's memory, and `words_bytes` of words; rank 0 logs why not.
+// max_nccl_blocks: see NcclCommunicator. Errors are the same on all ranks.
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
-                                                       int64_t window_bytes, int max_nccl_blocks,
-                                                       PhaseTimes& times);
+                                                       int64_t window_bytes, int64_t words_bytes,
+                                                       int max_nccl_blocks, PhaseTimes& times);
 
 }  // namespace lockstep

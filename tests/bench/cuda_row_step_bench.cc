@@ -48,8 +48,7 @@ class Bench {
     zero_ = Array(std::vector<int64_t>{0});
   }
 
-  double Milliseconds(int64_t ranks, int64_t layers, int64_t context, int in_flight,
-                      bool traced = false) {
+  double Milliseconds(int64_t ranks, int64_t layers, int64_t context, int in_flight) {
     RowStepModel model{.dtype = DType::kBF16,
                        .num_layers = layers,
                        .hidden_size = kHidden,
@@ -106,11 +105,8 @@ class Bench {
         .block_tables = table_.as<int32_t>(),
         .table_row = zero_.as<int32_t>(),
         .slot = slot.as<int64_t>(),
-        .logits = logits_.as<float>(),
-        .trace = nullptr};
-    const double ms = Measure([&] { return step.Launch(inputs, stream_.get()); });
-    if (traced) Trace(step, inputs, layers);
-    return ms;
+        .logits = logits_.as<float>()};
+    return Measure([&] { return step.Launch(inputs, stream_.get()); });
   }
   double floor_ms() const { return floor_seconds_ * 1e3; }
 
@@ -138,29 +134,6 @@ class Bench {
     OrDie(CopyAsync(buffer.data(), values.data(), bytes, stream_.get()));
     OrDie(Synchronize(stream_.get()));
     return buffer;
-  }
-  // Where a layer's time goes in one block: medians over the layers, in thousands of cycles.
-  void Trace(const RowStep& step, RowStepInputs inputs, int64_t layers) {
-    std::vector<int64_t> times(layers * kRowTracePoints);
-    const int64_t bytes = std::ssize(times) * 8;
-    const DeviceBuffer trace = OrDie(DeviceBuffer::Create(bytes, "trace"));
-    inputs.trace = trace.as<int64_t>();
-    OrDie(step.Launch(inputs, stream_.get()));
-    OrDie(CopyAsync(times.data(), trace.data(), bytes, stream_.get()));
-    OrDie(Synchronize(stream_.get()));
-    constexpr const char* kNames[] = {"to qkv", "qkv",        "met",     "attention", "to o",
-                                      "o",      "to gate_up", "gate_up", "to down",   "down"};
-    for (int point = 0; point < kRowTracePoints; ++point) {
-      std::vector<double> spans;
-      for (int64_t l = 1; l < layers; ++l) {
-        const int64_t at = l * kRowTracePoints + point;
-        spans.push_back(static_cast<double>(times[at] - times[at - 1]) * 1e-3);
-      }
-      std::sort(spans.begin(), spans.end());
-      std::printf(" %s %.2f,", kNames[point], spans[spans.size() / 2]);
-    }
-    std::printf(" all %.2f\n", static_cast<double>(times.back() - times[kRowTracePoints - 1]) *
-                                   1e-3 / static_cast<double>(layers - 1));
   }
   template <typename Launch>
   double Measure(Launch launch) {
@@ -207,7 +180,6 @@ int Main() {
         std::printf(" | %d: %.3f ms %3.0f%%", in_flight, ms, 100 * bench.floor_ms() / ms);
       }
       std::printf(" | floor %.3f ms\n", bench.floor_ms());
-      if (layers > 1) bench.Milliseconds(ranks, layers, context, 2, /*traced=*/true);
       std::fflush(stdout);
     }
   }

@@ -5,7 +5,6 @@
 
 #include <chrono>
 
-#include "model/cuda_sum.h"
 #include "tests/model/row_step_model.h"
 #include "tests/parallel/gpu_job.h"
 
@@ -27,8 +26,8 @@ class RowStepRanksTest : public testing::Test {
     if (!OnOneGpu() && !GpuForEveryRank()) GTEST_SKIP() << "fewer GPUs than ranks";
     num_multiprocessors_ = VALUE_OR_ABORT(TakeGpu()).num_multiprocessors;
     stream_ = VALUE_OR_ABORT(OwnedCudaStream::Create());
-    linear_ = VALUE_OR_ABORT(CudaLinear::Create());
-    peers_ = VALUE_OR_ABORT(PeerWindows::Create(*job, kRowBytes));
+    peers_ =
+        VALUE_OR_ABORT(PeerWindows::Create(*job, kRowBytes, RowSumBytes(kHidden, job->size())));
   }
   void TearDown() override {
     if (peers_ == nullptr) return;
@@ -38,9 +37,9 @@ class RowStepRanksTest : public testing::Test {
   }
   CudaStream stream() const { return stream_.get(); }
 
-  // Once a test: the counters of its peers are one RowStep's.
+  // Once a test: the words of its peers are one RowStep's.
   void Check(const RowModelSizes& sizes, const std::vector<Steps>& steps);
-  // The sum over ranks of the embedded token, as in front of every step, and the step.
+  // A step whose embedded token one rank has.
   void Launch(const RowStep& step, const RowModel& part, const RowModelInputs& inputs,
               float* logits);
   // A step that does not end ends the job.
@@ -50,30 +49,20 @@ class RowStepRanksTest : public testing::Test {
 
   int num_multiprocessors_ = 0;
   OwnedCudaStream stream_;
-  std::unique_ptr<CudaLinear> linear_;
   std::unique_ptr<PeerWindows> peers_;
-  DeviceBuffer hidden_, normed_;
+  DeviceBuffer hidden_;
   int num_launches_ = 0;
 };
 
 void RowStepRanksTest::Launch(const RowStep& step, const RowModel& part,
                               const RowModelInputs& inputs, float* logits) {
-  const int window = WindowOfSum(0, kRowModelLayers);
   // One rank has the token, each in turn; what others add is zero.
-  const bool has_token = num_launches_ % job->size() == job->rank();
-  const bool programmatic = num_launches_ / job->size() % 2 == 1;
-  ++num_launches_;
+  const bool has_token = num_launches_++ % job->size() == job->rank();
   if (has_token) {
-    OR_ABORT(CopyAsync(peers_->window(window), part.hidden[0].view().data, kRowBytes, stream()));
+    OR_ABORT(CopyAsync(hidden_.data(), part.hidden[0].view().data, kRowBytes, stream()));
   } else {
-    OR_ABORT(FillBytesAsync(peers_->window(window), 0, kRowBytes, stream()));
+    OR_ABORT(FillBytesAsync(hidden_.data(), 0, kRowBytes, stream()));
   }
-  OR_ABORT(FillBytesAsync(hidden_.data(), 0xff, kRowBytes, stream()));
-  const MatrixView hidden = {hidden_.data(), kType, 1, kHidden, kHidden};
-  const MatrixView normed = {normed_.data(), kType, 1, kHidden, kHidden};
-  const PeerSum sum = {.window = window, .rows = {0, 1}, .use = ResidualUse::kReplace};
-  OR_ABORT(SumAddRmsNorm(*peers_, sum, hidden, part.input_norm[0].f32(), 1e-5f, normed,
-                         {stream(), num_multiprocessors_, *linear_, programmatic}));
   OR_ABORT(step.Launch(inputs.Get(hidden_.data(), logits), stream()));
 }
 
@@ -112,8 +101,7 @@ void RowStepRanksTest::Check(const RowModelSizes& sizes, const std::vector<Steps
   const int blocks = OnOneGpu() ? 8 : num_multiprocessors_;
   RowStep step = VALUE_OR_ABORT(RowStep::Create(description, peers_.get(), blocks, stream()));
   OR_ABORT(step.SetCaches(part.Caches(), stream()));
-  hidden_ = VALUE_OR_ABORT(DeviceBuffer::Create(kRowBytes, "residual stream"));
-  normed_ = VALUE_OR_ABORT(DeviceBuffer::Create(kRowBytes, "norm of it"));
+  hidden_ = VALUE_OR_ABORT(DeviceBuffer::Create(kRowBytes, "embedded token"));
   RowModelInputs inputs(part, stream());
   CudaMatrix logits(kMaxLaunches, part.s.vocab, DType::kF32);
   for (const auto& [length, launches] : steps) {
