@@ -11,10 +11,11 @@
 // which goes around like the sums do.
 //
 // What is handed over, but for SwiGLU's result, lies in words that carry their exchange's number
-// (cuda_row_words.cuh), one for each value: who reads waits for each. A block writes a word of the
-// next layer when it has x of that product, which took words of all blocks (of all ranks, but for
-// qkv's and attention's, whose own order is a layer apart too), and those wrote them behind their
-// reads of this layer: every block has a part of every product. The next step's kernel may run
+// (cuda_row_words.cuh), one for each value: who reads waits for each. Why nothing is written again
+// too early: every block has a part of every product, and gives it behind its reads of what came
+// before. So who has x of a product of the next layer knows that all blocks, and behind the sums
+// those of all ranks, are done with the same product's x of this layer; attention's parts and
+// queries are read by blocks that give their part of o behind it. The next step's kernel may run
 // beside a slower rank's last one: it rewrites the embedding's words, which that rank has read
 // before it gave the sums without which nobody ends the step, and it gets no further alone.
 #include "model/cuda_row_step_kernel.cuh"
