@@ -96,8 +96,8 @@ class CudaGoldenTest : public CudaEngineTest, public testing::WithParamInterface
 TEST_P(CudaGoldenTest, MatchesTheReference) {
   const bool exact = GetParam() == DType::kF32;
   // In bfloat16 every activation is rounded to 8 bits: the logits of these models, up to 4 or so,
-  // move by some hundredths.
-  const double tolerance = exact ? 1e-4 : 0.15;
+  // move by some hundredths. The parts of a sum over ranks are rounded, too, before they are added.
+  const double tolerance = exact ? 1e-4 : job->size() == 1 ? 0.15 : 0.2;
   if (!std::filesystem::exists(GoldenFolder())) GTEST_SKIP() << "no " << GoldenFolder();
   for (const char* const name : kGoldenCases) {
     const std::string folder = GoldenFolder() + name;
