@@ -2,7 +2,7 @@
 # usage: quickstart.sh [PROMPT]
 #
 # From a fresh Debian 12 machine to an answer: installs what is missing, builds Lockstep, fetches a small model, and asks it PROMPT
-# on two ranks. Safe to run again: what is done already takes no time.
+# on two ranks (on one, where there is one GPU and no second). Safe to run again: what is done already takes no time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -59,20 +59,27 @@ if [ -f "$model" ]; then bash launch/install_deps.sh; else bash launch/install_d
 echo "all there"
 
 step "2/4 Build (a few minutes the first time)"
-if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
-  echo "A GPU is visible, but there is no CUDA part yet: CPU build"
-else
-  echo "No GPU visible: CPU build"
-fi
 build
 echo "$root/build/release/lockstep"
+# A rank is a GPU where the build can use them, and two ranks of CPU cores elsewhere.
+ranks=2
+where="the CPU"
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
+if [ "${gpus:-0}" -ge 1 ]; then
+  if build/release/lockstep version | grep -q '^cuda: built in'; then
+    ranks=$((gpus < 2 ? gpus : 2))
+    where="GPUs"
+  else
+    echo "A GPU is visible, but the CUDA toolkit was not there when this was built: CPU (README, \"On GPUs\")"
+  fi
+fi
 
 step "3/4 Model"
 fetch_model
 echo "$model"
 
-step "4/4 Answer on 2 ranks"
-ask=(bash launch/run.sh -n 2 generate "$model" --chat --prompt)
+step "4/4 Answer on $ranks ranks on $where"
+ask=(bash launch/run.sh -n $ranks generate "$model" --chat --prompt)
 printf '> %s\n\n' "$prompt"
 "${ask[@]}" "$prompt" --temperature 0 </dev/null
 
@@ -81,6 +88,6 @@ cat <<END
 The binary: $root/build/release/lockstep
 The model:  $model
 Ask on:     bash launch/quickstart.sh "Your question"
-or:         bash launch/run.sh -n 2 generate "$model" --chat --prompt "Your question"
+or:         bash launch/run.sh -n $ranks generate "$model" --chat --prompt "Your question"
 Help:       build/release/lockstep help generate
 END
