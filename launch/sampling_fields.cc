@@ -56,7 +56,7 @@ std::optional<std::vector<std::string>> ReadStop(const Json& object, JsonFields&
     strings = fields.Strings("stop");
   }
   if (std::find(strings.begin(), strings.end(), "") != strings.end()) {
-    fields.Fail("a stop string is empty: it would stop every text at once");
+    fields.Fail("stop has an empty string: it would stop every text at once");
   }
   return strings;
 }

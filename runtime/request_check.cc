@@ -78,7 +78,7 @@ absl::Status CheckLengths(const SamplingParams& sampling, int64_t vocab_size) {
   LOCKSTEP_RETURN_IF_ERROR(CheckCount("max_tokens", sampling.max_tokens, 1, INT64_MAX));
   LOCKSTEP_RETURN_IF_ERROR(CheckCount("min_tokens", sampling.min_tokens, 0, sampling.max_tokens));
   for (const int32_t id : sampling.stop_token_ids) {
-    LOCKSTEP_RETURN_IF_ERROR(CheckId("stop token id", id, vocab_size));
+    LOCKSTEP_RETURN_IF_ERROR(CheckId("stop_token_ids: id", id, vocab_size));
   }
   LOCKSTEP_RETURN_IF_ERROR(
       CheckCount("logprobs", sampling.num_logprobs.value_or(0), 0, kMaxLogprobs));

@@ -141,13 +141,15 @@ std::optional<ApiError> OpenAiApiImpl::Dispatch(const std::shared_ptr<HttpExchan
                     .message = absl::StrFormat("there is no %s here", path.substr(0, 200)),
                     .code = "unknown_url"};
   }
-  const char* const method = is_models ? "GET" : "POST";
-  if (request.method != method) {
-    return ApiError{.http_status = 405,
-                    .message = absl::StrFormat("%s is for %s, not %s", path.substr(0, 200), method,
-                                               request.method.substr(0, 20)),
-                    .code = "method_not_allowed",
-                    .headers = {{"Allow", method}}};
+  const bool allowed =
+      is_models ? request.method == "GET" || request.method == "HEAD" : request.method == "POST";
+  if (!allowed) {
+    return ApiError{
+        .http_status = 405,
+        .message = absl::StrFormat("%s is for %s, not %s", path.substr(0, 200),
+                                   is_models ? "GET" : "POST", request.method.substr(0, 20)),
+        .code = "method_not_allowed",
+        .headers = {{"Allow", is_models ? "GET, HEAD" : "POST"}}};
   }
   if (is_models) return AnswerModels(*exchange);
   if (path == "/v1/completions") return OpenGeneration(exchange, ApiKind::kCompletion);

@@ -16,6 +16,11 @@ void ChoiceOutput::Add(int32_t token, const std::optional<PositionLogprobs>& log
   if (text_.has_value() && text_->stopped()) stopped_ = true;
 }
 
+void ChoiceOutput::AddEndToken(int32_t token) {
+  ++num_tokens_;
+  if (options_.keeps_token_ids) token_ids_.push_back(token);
+}
+
 void ChoiceOutput::AddText(std::string text) {
   if (parser_.has_value()) {
     AddParsed(parser_->Push(text));

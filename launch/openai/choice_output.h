@@ -35,6 +35,8 @@ class ChoiceOutput {
   // When stopped() afterwards the choice has ended: the engine's further tokens are not its own.
   void Add(int32_t token, const std::optional<PositionLogprobs>& logprobs, TokenTexts& texts);
   bool stopped() const { return stopped_; }
+  // The model's own end, or one of stop_token_ids: a token that was generated, but no text.
+  void AddEndToken(int32_t token);
   // The last call, once: the text still held comes out.
   void End(FinishReason reason);
   bool ended() const { return finish_ != nullptr; }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "launch/openai/json_text.h"
+#include "launch/openai/request_body.h"
 #include "launch/sampling_fields.h"
 #include "runtime/request_check.h"
 
@@ -11,16 +12,7 @@ namespace lockstep {
 
 namespace {
 
-constexpr char kWhere[] = "request";
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's
-
-// JsonFields puts `where` in front; here the field's name leads.
-absl::Status WithoutWhere(const absl::Status& status) {
-  const std::string prefix = std::string(kWhere) + ": ";
-  std::string message(status.message());
-  if (message.compare(0, prefix.size(), prefix) == 0) message.erase(0, prefix.size());
-  return absl::Status(status.code(), message);
-}
 
 const Json* Find(const Json& object, const char* key) {
   const auto it = object.find(key);
@@ -90,7 +82,7 @@ absl::Status CheckCosts(const SamplingFlags& flags) {
     for (const std::string& stop : *flags.stop) {
       if (std::ssize(stop) <= kMaxStopBytes) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
-          "stop holds a string of %d bytes, more than %d", std::ssize(stop), kMaxStopBytes));
+          "stop has a string of %d bytes, more than %d", std::ssize(stop), kMaxStopBytes));
     }
   }
   if (flags.stop_token_ids.has_value()) {
@@ -113,7 +105,7 @@ void ReadStreamOptions(JsonFields& fields, GenerationFields& result) {
     fields.Fail("stream_options is allowed only with stream: true");
     return;
   }
-  JsonFields own(*options, kWhere + std::string(": stream_options"));
+  JsonFields own(*options, kRequestWhere + std::string(": stream_options"));
   result.include_usage = own.Bool("include_usage").value_or(false);
   result.continuous_usage = own.Bool("continuous_usage_stats").value_or(false);
   fields.Adopt(own.status());
@@ -171,7 +163,7 @@ absl::StatusOr<GenerationFields> ReadGenerationFields(Json& body, ApiKind kind,
   if (kind == ApiKind::kChat) LOCKSTEP_RETURN_IF_ERROR(RenameChatLogprobs(body));
   LOCKSTEP_RETURN_IF_ERROR(RenameMaxTokens(body));
   MakeSeedUnsigned(body);
-  JsonFields fields(body, kWhere);
+  JsonFields fields(body, kRequestWhere);
   GenerationFields result;
   result.kind = kind;
   SamplingFlags flags = ReadSamplingFields(body, fields);

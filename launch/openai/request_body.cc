@@ -67,4 +67,11 @@ absl::StatusOr<OrderedJson> ParseOrderedBody(std::string_view body) {
   return ParseOrderedJson(body, kWhat);
 }
 
+absl::Status WithoutWhere(const absl::Status& status) {
+  const std::string prefix = std::string(kRequestWhere) + ": ";
+  std::string message(status.message());
+  if (message.compare(0, prefix.size(), prefix) == 0) message.erase(0, prefix.size());
+  return absl::Status(status.code(), message);
+}
+
 }  // namespace lockstep

@@ -23,4 +23,8 @@ absl::StatusOr<Json> ParseBody(std::string_view body);
 // ParseBody.
 absl::StatusOr<OrderedJson> ParseOrderedBody(std::string_view body);
 
+// What JsonFields is to call the body, and its errors without that: the field's name leads.
+inline constexpr char kRequestWhere[] = "request";
+absl::Status WithoutWhere(const absl::Status& status);
+
 }  // namespace lockstep

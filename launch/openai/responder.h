@@ -66,6 +66,8 @@ class Responder {
   void OnEngineEvent(OpenCall& call, size_t prompt, ServingClock::time_point at,
                      const RequestEvent& event);
   void OnPromptLogprobs(OpenCall& call, size_t prompt, std::vector<PositionLogprobs> logprobs);
+  void AddToken(OpenCall& call, CallPrompt::Choice& choice, ServingClock::time_point at,
+                const RequestEvent& event);
   void CountToken(OpenCall& call, CallPrompt::Choice& choice, ServingClock::time_point at);
   void EndChoice(OpenCall& call, size_t prompt, size_t index, FinishReason reason);
   // Sends what is new of the choice.

@@ -46,13 +46,7 @@ void Responder::OnEngineEvent(OpenCall& call, size_t prompt, ServingClock::time_
     Fail(call, ErrorOf(begun));
     return;
   }
-  if (event.token.has_value() && !call.fields.echo_only) {
-    CountToken(call, choice, at);
-    ++call.completion_tokens;
-    const auto before = static_cast<int64_t>(choice.output.size_bytes());
-    choice.output.Add(*event.token, event.logprobs, texts_);
-    call.response_bytes += static_cast<int64_t>(choice.output.size_bytes()) - before;
-  }
+  if (!call.fields.echo_only) AddToken(call, choice, at, event);
   if (choice.output.stopped()) {
     call.control.StopChoice(ChoiceNumber(call, prompt, index));
     EndChoice(call, prompt, index, FinishReason::kStop);
@@ -69,6 +63,21 @@ void Responder::OnEngineEvent(OpenCall& call, size_t prompt, ServingClock::time_
     return;
   }
   if (call.num_ended == call.num_choices) Complete(call);
+}
+
+// The event's token, if it has one.
+void Responder::AddToken(OpenCall& call, CallPrompt::Choice& choice, ServingClock::time_point at,
+                         const RequestEvent& event) {
+  if (!event.token.has_value() && !event.stop_token.has_value()) return;
+  CountToken(call, choice, at);
+  ++call.completion_tokens;
+  if (event.stop_token.has_value()) {
+    choice.output.AddEndToken(*event.stop_token);
+    return;
+  }
+  const auto before = static_cast<int64_t>(choice.output.size_bytes());
+  choice.output.Add(*event.token, event.logprobs, texts_);
+  call.response_bytes += static_cast<int64_t>(choice.output.size_bytes()) - before;
 }
 
 void Responder::CountToken(OpenCall& call, CallPrompt::Choice& choice,

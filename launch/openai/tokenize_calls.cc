@@ -28,13 +28,13 @@ std::string TokenStrings(const Tokenizer& tokenizer, const std::vector<int32_t>&
 absl::StatusOr<std::string> CallPreparer::Tokenize(std::string_view body) const {
   LOCKSTEP_RETURN_IF_ERROR(NeedTokenizer(model_.tokenizer));
   LOCKSTEP_ASSIGN_OR_RETURN(const Json json, ParseBody(body));
-  JsonFields fields(json, "request");
+  JsonFields fields(json, kRequestWhere);
   const std::string model = fields.String("model").value_or("");
   const bool is_chat = fields.Has("messages");
   const bool special = fields.Bool("add_special_tokens").value_or(!is_chat);
   const bool wants_strings = fields.Bool("return_token_strs").value_or(false);
   const std::optional<std::string> prompt = is_chat ? std::nullopt : fields.String("prompt");
-  LOCKSTEP_RETURN_IF_ERROR(fields.status());
+  LOCKSTEP_RETURN_IF_ERROR(WithoutWhere(fields.status()));
   LOCKSTEP_RETURN_IF_ERROR(CheckModel(model));
   std::vector<int32_t> ids;
   if (is_chat) {
@@ -55,9 +55,10 @@ absl::StatusOr<std::string> CallPreparer::Tokenize(std::string_view body) const 
 absl::StatusOr<std::string> CallPreparer::Detokenize(std::string_view body) const {
   LOCKSTEP_RETURN_IF_ERROR(NeedTokenizer(model_.tokenizer));
   LOCKSTEP_ASSIGN_OR_RETURN(const Json json, ParseBody(body));
-  JsonFields fields(json, "request");
-  LOCKSTEP_RETURN_IF_ERROR(CheckModel(fields.String("model").value_or("")));
-  LOCKSTEP_RETURN_IF_ERROR(fields.status());
+  JsonFields fields(json, kRequestWhere);
+  const std::string model = fields.String("model").value_or("");
+  LOCKSTEP_RETURN_IF_ERROR(WithoutWhere(fields.status()));
+  LOCKSTEP_RETURN_IF_ERROR(CheckModel(model));
   if (!fields.Has("tokens")) {
     return absl::InvalidArgumentError("tokens is missing: it must be a list of token ids");
   }

@@ -83,7 +83,7 @@ TEST(PromptLines, FaultsNameLineAndKey) {
   EXPECT_EQ(Fault(R"({"messages": {}})"), "f line 3: messages must be a list");
   EXPECT_EQ(Fault("{\"prompt\": \"a\xff\"}"), "f line 3: invalid UTF-8 at byte 13 of the line");
   EXPECT_EQ(Fault(R"({"prompt": "x", "stop": ["a", ""]})"),
-            "f line 3: a stop string is empty: it would stop every text at once");
+            "f line 3: stop has an empty string: it would stop every text at once");
   EXPECT_EQ(Fault(R"({"prompt": "x", "n": 1, "n": 2})"), "f line 3: the key n is there twice");
   const std::pair<const char*, const char*> wrong[] = {
       {"[1]", "object"},

@@ -59,7 +59,7 @@ TEST(OpenAiChatTest, AnswersWithAMessage) {
        {"logprobs", nullptr},
        {"finish_reason", "stop"}}};
   EXPECT_EQ(answer.at("choices"), expected);
-  EXPECT_EQ(answer.at("usage").at("completion_tokens"), 2);
+  EXPECT_EQ(answer.at("usage").at("completion_tokens"), 3) << "with the end token";
 }
 
 TEST(OpenAiChatTest, MessagesReachTheTemplate) {

@@ -38,14 +38,15 @@ TEST(OpenAiCompletionTest, AnswersWithTextUsageAndIds) {
                           {"finish_reason", "stop"}}};
   EXPECT_EQ(answer.at("choices"), expected);
   EXPECT_EQ(answer.at("usage"),
-            (Json{{"prompt_tokens", 1}, {"completion_tokens", 6}, {"total_tokens", 7}}));
+            (Json{{"prompt_tokens", 1}, {"completion_tokens", 7}, {"total_tokens", 8}}))
+      << "the end token counts";
   harness.ExpectAllFree();
   EXPECT_EQ(harness.observer().submitted, 1);
   EXPECT_EQ(harness.observer().admitted, 1);
   EXPECT_EQ(harness.observer().first_tokens, 1);
-  EXPECT_EQ(harness.observer().next_tokens, 5);
+  EXPECT_EQ(harness.observer().next_tokens, 6);
   EXPECT_EQ(harness.observer().finished, 1);
-  EXPECT_EQ(harness.observer().generated, 6);
+  EXPECT_EQ(harness.observer().generated, 7);
   EXPECT_EQ(harness.observer().refused, 0);
 }
 
@@ -290,6 +291,39 @@ TEST(OpenAiCompletionTest, GivesPromptLogprobsAndTokenIdsWhereAsked) {
   EXPECT_EQ(choice.at("token_ids"), Json({302}));
   EXPECT_EQ(choice.at("prompt_token_ids"), (Json{300, 301}));
   EXPECT_TRUE(choice.at("logprobs").is_null());
+}
+
+// A token that ends the answer was generated like the others, but it is no text.
+TEST(OpenAiCompletionTest, AnEndTokenCounts) {
+  ApiHarness harness(Pieces());
+  const auto check = [&](const Json& more, const std::string& text, const std::string& reason,
+                         const std::vector<int32_t>& ids, size_t num_logprobs) {
+    Json body = Ask({{"return_token_ids", true}, {"logprobs", 0}});
+    body.update(more);
+    const Json answer = harness.Completion(body)->json();
+    const Json& choice = answer.at("choices")[0];
+    EXPECT_EQ(choice.at("text"), text);
+    EXPECT_EQ(choice.at("finish_reason"), reason);
+    EXPECT_EQ(choice.at("token_ids"), Json(ids));
+    EXPECT_EQ(choice.at("logprobs").at("tokens").size(), num_logprobs);
+    EXPECT_EQ(answer.at("usage").at("completion_tokens"), ids.size());
+    body["stream"] = true;
+    body["stream_options"] = {{"include_usage", true}};
+    std::vector<int32_t> streamed;
+    std::vector<Json> events = harness.Completion(body)->Events();
+    events.pop_back();
+    EXPECT_EQ(events.back().at("usage").at("completion_tokens"), ids.size());
+    events.pop_back();
+    for (const Json& event : events) {
+      for (const int32_t id : event.at("choices")[0].at("token_ids")) streamed.push_back(id);
+    }
+    EXPECT_EQ(streamed, ids);
+  };
+  check({{"prompt", {304}}}, "end", "stop", {305, kEndToken}, 1);
+  check({{"prompt", {304}}, {"max_tokens", 1}}, "end", "length", {305}, 1);
+  check({{"prompt", {304}}, {"max_tokens", 2}}, "end", "stop", {305, kEndToken}, 1);
+  check({{"prompt", {302}}, {"stop_token_ids", {304}}}, "HI", "stop", {303, 304}, 1);
+  check({{"prompt", {302}}, {"stop", "I"}}, "H", "stop", {303}, 1);
 }
 
 TEST(OpenAiCompletionTest, SamplingParametersReachTheEngine) {

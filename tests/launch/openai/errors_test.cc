@@ -148,9 +148,7 @@ TEST(OpenAiErrorsTest, FieldsOfAWrongTypeOrOutOfRange) {
     EXPECT_EQ(client->status(), 400) << field << " " << value;
     const Json error = ErrorIn(client);
     EXPECT_EQ(error.at("type"), "invalid_request_error");
-    std::string word = field;
-    if (word == "stop_token_ids") word = "stop";
-    EXPECT_NE(error.at("message").get<std::string>().find(word), std::string::npos)
+    EXPECT_NE(error.at("message").get<std::string>().find(field), std::string::npos)
         << value << ": " << error;
   }
   EXPECT_EQ(harness.observer().submitted, 0);
@@ -166,6 +164,11 @@ TEST(OpenAiErrorsTest, NamesTheFieldInParam) {
   };
   EXPECT_EQ(param({{"temperature", -1}}), "temperature");
   EXPECT_EQ(param({{"n", 0}}), "n");
+  EXPECT_EQ(param({{"stop", ""}}), "stop");
+  EXPECT_EQ(param({{"stop", std::string(2000, 'a')}}), "stop");
+  EXPECT_EQ(param({{"stop_token_ids", {100000}}}), "stop_token_ids");
+  EXPECT_EQ(ErrorIn(harness.Post("/tokenize", {{"prompt", 5}})).at("param"), "prompt");
+  EXPECT_EQ(ErrorIn(harness.Post("/detokenize", {{"model", 5}})).at("param"), "model");
   EXPECT_EQ(param({{"max_tokens", "x"}}), "max_tokens");
   EXPECT_EQ(param({{"prompt", {{1}, {-5}}}}), "prompt[1][0]");
   EXPECT_EQ(param({{"response_format", {{"type", "json_object"}}}}), "response_format");
@@ -307,6 +310,7 @@ TEST(OpenAiErrorsTest, PathsAndMethods) {
     EXPECT_NE(client->Header("Allow"), "");
     ErrorIn(client);
   }
+  EXPECT_EQ(harness.Send("HEAD", "/v1/models", "")->status(), 200);
   const auto client = harness.Completion({{"model", "gpt-4"}, {"prompt", {kStart}}});
   EXPECT_EQ(client->status(), 404);
   EXPECT_EQ(ErrorIn(client).at("code"), "model_not_found");
