@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "launch/openai/api_error.h"
 #include "launch/openai/call_preparer.h"
 #include "launch/openai/json_text.h"
@@ -114,10 +115,11 @@ void OpenAiApiImpl::Handle(std::shared_ptr<HttpExchange> exchange) {
 
 std::optional<ApiError> OpenAiApiImpl::CheckAccess(const HttpRequest& request) const {
   if (options_.api_keys.empty()) return std::nullopt;
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr absl::string_view kBearer = "bearer ";
   const std::string* const header = request.Header("authorization");
   bool opens = false;
-  if (header != nullptr && header->starts_with(kBearer)) {
+  // The scheme's name in any case (RFC 9110, 11.1).
+  if (header != nullptr && absl::StartsWithIgnoreCase(*header, kBearer)) {
     const std::string_view key = std::string_view(*header).substr(kBearer.size());
     for (const std::string& own : options_.api_keys) opens = SameKey(key, own) || opens;
   }

@@ -332,6 +332,7 @@ TEST(OpenAiErrorsTest, Keys) {
   }
   EXPECT_EQ(status({{"authorization", "Bearer first"}}), 200);
   EXPECT_EQ(status({{"Authorization", "Bearer second-key"}}), 200);
+  EXPECT_EQ(status({{"Authorization", "bearer first"}}), 200);
   const auto client = harness.Send("POST", "/v1/completions", "{}");
   EXPECT_EQ(client->status(), 401);
   EXPECT_EQ(ErrorIn(client).at("code"), "invalid_api_key");
