@@ -5,33 +5,11 @@ usage: openai_client_test.py LOCKSTEP SOURCE_DIR VENV [unittest options]
 
 VENV is made when it is not there, and kept. Where the package cannot be installed, exit 77 says why.
 """
-import json, os, pathlib, subprocess, sys
+import json, sys
+import own_venv
 
-PACKAGE = "openai>=1.60"
-
-
-def enter_venv(venv):
-    """Runs this script again with the venv's Python, which has the client."""
-    python = venv / "bin/python"
-    has_client = [str(python), "-c", "import openai"]
-    if not python.exists() or subprocess.run(has_client, capture_output=True).returncode != 0:
-        for command in ([sys.executable, "-m", "venv", "--clear", str(venv)],
-                        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1",
-                         "--timeout", "20", PACKAGE]):
-            try:
-                made = subprocess.run(command, capture_output=True, text=True, timeout=240)
-                reason = made.stderr.strip().splitlines()[-1:] if made.returncode else None
-            except (OSError, subprocess.TimeoutExpired) as e:
-                reason = [str(e)]
-            if reason is not None:
-                print(f"skipped: {' '.join(command[1:4])} failed: {' '.join(reason)}")
-                sys.exit(77)
-    os.execv(python, [str(python), *sys.argv])
-
-
-if __name__ == "__main__" and not os.environ.get("LOCKSTEP_OPENAI_VENV"):
-    os.environ["LOCKSTEP_OPENAI_VENV"] = "1"
-    enter_venv(pathlib.Path(sys.argv[3]).resolve())
+if __name__ == "__main__":
+    own_venv.enter(sys.argv[3], "openai>=1.60", "openai")
 
 import asyncio, time
 import openai
