@@ -12,6 +12,7 @@ struct CommandTable {
   GenerateOptions generate;
   ScoreOptions score;
   ServeOptions serve;
+  BatchOptions batch;
   TokenizeOptions tokenize;
   PlanOptions plan;
   VersionOptions version;
@@ -21,6 +22,7 @@ struct CommandTable {
     return {GenerateSpec(&generate),
             ScoreSpec(&score),
             ServeSpec(&serve),
+            BatchSpec(&batch),
             TokenizeSpec(&tokenize),
             PlanSpec(&plan),
             VersionSpec(&version),
@@ -68,6 +70,7 @@ absl::StatusOr<const CommandSpec*> FindCommand(const std::vector<CommandSpec>& s
 
 absl::Status CheckTogether(const CommandTable& table, const std::string& command) {
   if (command == "generate") return CheckGenerateOptions(table.generate);
+  if (command == "batch") return CheckBatchOptions(table.batch);
   if (command == "score") return CheckScoreOptions(table.score);
   if (command == "tokenize") return CheckTokenizeOptions(table.tokenize);
   if (command == "plan") return CheckPlanOptions(table.plan);
@@ -83,6 +86,7 @@ Command TakeOptions(CommandTable& table, const std::string& command) {
   if (command == "generate") return std::move(table.generate);
   if (command == "score") return std::move(table.score);
   if (command == "serve") return std::move(table.serve);
+  if (command == "batch") return std::move(table.batch);
   if (command == "tokenize") return std::move(table.tokenize);
   if (command == "plan") return std::move(table.plan);
   return table.version;

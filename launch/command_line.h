@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "launch/batch_command.h"
 #include "launch/generate_command.h"
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
@@ -20,7 +21,7 @@ struct HelpOptions {
   std::string text;
 };
 
-using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions,
+using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions, BatchOptions,
                              TokenizeOptions, PlanOptions, VersionOptions>;
 
 // `args` without the program's name. InvalidArgument when they are no valid command line; the

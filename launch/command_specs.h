@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "launch/batch_command.h"
 #include "launch/generate_command.h"
 #include "launch/option_parser.h"
 #include "launch/plan_command.h"
@@ -25,6 +26,9 @@ CommandSpec ScoreSpec(ScoreOptions* options);
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
 CommandSpec ServeSpec(ServeOptions* options);
+
+CommandSpec BatchSpec(BatchOptions* options);
+absl::Status CheckBatchOptions(const BatchOptions& options);
 
 CommandSpec TokenizeSpec(TokenizeOptions* options);
 absl::Status CheckTokenizeOptions(const TokenizeOptions& options);

@@ -98,7 +98,7 @@ int Lead(Communicator& communicator, Engine& engine, EngineJob& job, const Sessi
     Log(LogLevel::kError, std::string(status.message()));
     return 1;
   }
-  return 0;
+  return job.exit_status();
 }
 
 int LeadOrFollow(Communicator& communicator, Engine& engine, EngineJob& job,
@@ -180,6 +180,20 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
     FailJob(**communicator,
             absl::InternalError(absl::StrFormat("unexpected exception: %s", e.what())));
   }
+}
+
+int FollowEngineJob(const EngineFlags& flags) {
+  class Follower : public EngineJob {
+    absl::Status Prepare(const ModelSource&) override { return absl::OkStatus(); }
+    absl::Status Submit(Engine&, const SessionInfo&) override { return absl::OkStatus(); }
+    absl::Status Finish(const Engine&, const SessionInfo&) override { return absl::OkStatus(); }
+  } follower;
+  return RunEngineJob(flags, follower);
+}
+
+std::string SystemFingerprint(const SessionInfo& session) {
+  return absl::StrFormat("lockstep-%s-tp%d-%s", LOCKSTEP_VERSION, session.num_ranks,
+                         std::string(Name(session.dtype)));
 }
 
 int LaunchedRank() {

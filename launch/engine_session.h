@@ -10,6 +10,8 @@
 // collective then, so the rank that met it says so with its number and ends the whole job with 1.
 #pragma once
 
+#include <string>
+
 #include "launch/engine_flags.h"
 #include "runtime/engine.h"
 
@@ -23,6 +25,9 @@ struct SessionInfo {
   DType dtype = DType::kF32;
   double load_seconds = 0;  // from the start of the command until the engine stands
 };
+
+// What decides about the bits of an answer, besides model and request.
+std::string SystemFingerprint(const SessionInfo& session);
 
 // What rank 0 does. Not used on other ranks.
 class EngineJob {
@@ -40,10 +45,14 @@ class EngineJob {
   virtual void Fail(const absl::Status&) {}
   // After Run: prints what remains, and lets go of the engine. A failure means exit status 1.
   virtual absl::Status Finish(const Engine& engine, const SessionInfo& session) = 0;
+  // Of the command, once Finish was OK.
+  virtual int exit_status() const { return 0; }
 };
 
 // COLLECTIVE over all processes of the job. Returns the exit status, the same on all ranks.
 int RunEngineJob(const EngineFlags& flags, EngineJob& job);
+// The same for a rank that is not 0, and has no job of its own.
+int FollowEngineJob(const EngineFlags& flags);
 
 // The rank number that the launcher put into the environment; 0 without one. Needs no MPI.
 int LaunchedRank();

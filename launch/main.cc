@@ -32,6 +32,7 @@ struct RunCommand {
   int operator()(const GenerateOptions& options) const { return RunGenerate(options); }
   int operator()(const ScoreOptions& options) const { return RunScore(options); }
   int operator()(const ServeOptions& options) const { return RunServe(options); }
+  int operator()(const BatchOptions& options) const { return RunBatch(options); }
   int operator()(const TokenizeOptions& options) const { return RunTokenize(options); }
   int operator()(const PlanOptions& options) const { return RunPlan(options); }
   int operator()(const VersionOptions& options) const { return RunVersion(options); }
@@ -47,7 +48,8 @@ int Main(int argc, char** argv) {
     // Commands that need one process print once under mpirun, too.
     const bool takes_ranks = std::holds_alternative<GenerateOptions>(*command) ||
                              std::holds_alternative<ScoreOptions>(*command) ||
-                             std::holds_alternative<ServeOptions>(*command);
+                             std::holds_alternative<ServeOptions>(*command) ||
+                             std::holds_alternative<BatchOptions>(*command);
     return takes_ranks || LaunchedRank() == 0 ? std::visit(RunCommand(), *command) : 0;
   }
   if (LaunchedRank() == 0) Log(LogLevel::kError, std::string(command.status().message()));

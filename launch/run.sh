@@ -6,7 +6,8 @@
 # banner of mpirun after a message of lockstep's own. Runs the lockstep that lies beside this script, as `cmake --install` puts
 # it (there the script is called lockstep-run), or else build/release/lockstep; LOCKSTEP names another binary.
 #
-# A server is stopped by SIGTERM to this script, or Ctrl-C: it goes to the ranks as SIGUSR2, so that running requests may finish.
+# A server or a batch job is stopped by SIGTERM to this script, or Ctrl-C: it goes to the ranks as SIGUSR2, so that running requests
+# may finish.
 set -euo pipefail
 me=$(basename "$0")
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -28,13 +29,23 @@ export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,vader
 # mpirun reads the standard input of whoever called, wanted or not: it gets it where a prompt comes from there.
 [[ " $* " =~ [\ =]-\ |/dev/stdin ]] || exec </dev/null
 
+# Behind mpirun nobody sees whether stderr is a terminal.
+[ ! -t 2 ] || export LOCKSTEP_STDERR_IS_TERMINAL=1
+
+# A job in the background may not read from the terminal.
+drains=
+case ${1:-} in
+  serve) drains=1 ;;
+  batch) [ -t 0 ] || drains=1 ;;
+esac
+
 status=0
-if [ "${1:-}" = serve ]; then
+if [ -n "$drains" ]; then
   # A process group of its own: a Ctrl-C that reached mpirun would make it end the ranks within a second.
   set -m
   mpirun -q -np "$ranks" "$lockstep" "$@" &
   job=$!
-  trap 'kill -USR2 "$job" 2>/dev/null || true' INT TERM USR2
+  trap 'kill -USR2 "$job" 2>/dev/null || true' INT TERM USR1 USR2
   # A signal ends `wait` early.
   while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done
   wait "$job" || status=$?

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "launch/engine_session.h"
+#include "launch/openai/served_text.h"
 #include "launch/output_file.h"
 #include "launch/serve/front_desk.h"
 #include "launch/serve/signal_watch.h"
-#include "launch/tokenizer_loading.h"
 #include "runtime/core/log.h"
 
 namespace lockstep {
@@ -48,7 +48,6 @@ class ServeJob : public EngineJob {
  private:
   enum class Phase { kStarting, kServing, kDraining, kEnding };
 
-  absl::Status LoadText();
   MetricLabels Info(const Engine& engine, const SessionInfo& session) const;
 
   void WatchSignals();
@@ -63,9 +62,7 @@ class ServeJob : public EngineJob {
   SignalWatch signals_;
   std::thread watcher_;
 
-  std::unique_ptr<Tokenizer> tokenizer_;
-  std::unique_ptr<ChatFormat> chat_;
-  ServedModel model_;
+  ServedText text_;
   std::unique_ptr<FrontDesk> desk_;
 
   std::mutex mutex_;
@@ -104,34 +101,9 @@ absl::Status ServeJob::Prepare(const ModelSource& source) {
   http.host = options_.host;
   http.port = static_cast<int>(options_.port);
   LOCKSTEP_ASSIGN_OR_RETURN(desk_, FrontDesk::Create(http, names_[0], LOCKSTEP_VERSION));
-  model_.config = &source.config;
-  model_.generation = &source.generation;
-  return LoadText();
-}
-
-absl::Status ServeJob::LoadText() {
-  const std::string& model = options_.engine.model;
-  auto tokenizer = LoadTokenizer(model);
-  if (!tokenizer.ok() && !absl::IsNotFound(tokenizer.status())) return tokenizer.status();
-  if (!tokenizer.ok()) {
-    model_.no_chat_reason = "the model has no tokenizer";
-    LogWarning("the model has no tokenizer: prompts must be lists of ids, answers are ids");
-    if (options_.chat_template.empty()) return absl::OkStatus();
-    return Annotate(tokenizer.status(), "--chat-template needs a tokenizer");
-  }
-  tokenizer_ = *std::move(tokenizer);
-  model_.tokenizer = tokenizer_.get();
-  auto chat = LoadChatFormat(model, options_.chat_template);
-  if (chat.ok()) {
-    chat_ = *std::move(chat);
-    model_.chat = chat_.get();
-    return absl::OkStatus();
-  }
-  // Completions do without a template, and --chat-template can mend what is wrong with it.
-  if (!options_.chat_template.empty()) return Annotate(chat.status(), "--chat-template");
-  model_.no_chat_reason = std::string(chat.status().message());
-  LogWarning("chats are refused: " + model_.no_chat_reason);
-  return absl::OkStatus();
+  text_.model.config = &source.config;
+  text_.model.generation = &source.generation;
+  return LoadServedText(options_.engine.model, options_.chat_template, &text_);
 }
 
 absl::Status ServeJob::Submit(Engine& engine, const SessionInfo& session) {
@@ -141,14 +113,12 @@ absl::Status ServeJob::Submit(Engine& engine, const SessionInfo& session) {
   if (const char* key = std::getenv("LOCKSTEP_API_KEY"); key != nullptr && *key != '\0') {
     api.api_keys.push_back(key);
   }
-  // What decides about the bits of an answer, besides the request.
-  api.system_fingerprint = absl::StrFormat("lockstep-%s-tp%d-%s", LOCKSTEP_VERSION,
-                                           session.num_ranks, std::string(Name(session.dtype)));
+  api.system_fingerprint = SystemFingerprint(session);
   api.max_num_seqs = options_.engine.engine.max_num_seqs;
   api.max_queue = options_.max_queue;
   api.request_timeout_seconds = options_.request_timeout_seconds;
   const std::lock_guard lock(mutex_);
-  LOCKSTEP_ASSIGN_OR_RETURN(api_, OpenAiApi::Create(engine, model_, api, &desk_->metrics()));
+  LOCKSTEP_ASSIGN_OR_RETURN(api_, OpenAiApi::Create(engine, text_.model, api, &desk_->metrics()));
   engine_ = &engine;
   desk_->Open(engine, *api_, Info(engine, session));
   phase_ = Phase::kServing;
@@ -176,7 +146,7 @@ MetricLabels ServeJob::Info(const Engine& engine, const SessionInfo& session) co
           {"max_num_batched_tokens", absl::StrCat(options.max_num_batched_tokens)},
           {"block_size", absl::StrCat(options.block_size)},
           {"prefix_caching", options.enable_prefix_caching ? "yes" : "no"},
-          {"chat", model_.chat != nullptr ? "yes" : "no"},
+          {"chat", text_.model.chat != nullptr ? "yes" : "no"},
           {"load_seconds", absl::StrFormat("%.2f", session.load_seconds)}};
 }
 
@@ -274,12 +244,7 @@ int RunServe(const ServeOptions& options) {
   if (LaunchedRank() != 0) {
     // Rank 0 decides when to stop, and tells the others.
     SignalWatch::Ignore();
-    class Follower : public EngineJob {
-      absl::Status Prepare(const ModelSource&) override { return absl::OkStatus(); }
-      absl::Status Submit(Engine&, const SessionInfo&) override { return absl::OkStatus(); }
-      absl::Status Finish(const Engine&, const SessionInfo&) override { return absl::OkStatus(); }
-    } follower;
-    return RunEngineJob(options.engine, follower);
+    return FollowEngineJob(options.engine);
   }
   absl::StatusOr<SignalWatch> signals = SignalWatch::Create();
   if (!signals.ok()) {

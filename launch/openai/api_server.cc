@@ -46,7 +46,8 @@ class OpenAiApiImpl : public OpenAiApi {
         responder_(engine, model.tokenizer,
                    {.request_timeout_seconds = options.request_timeout_seconds,
                     .max_num_seqs = options.max_num_seqs,
-                    .max_queue = options.max_queue},
+                    .max_queue = options.max_queue,
+                    .request_log = options.request_log},
                    observer),
         preparer_(engine, model_, options_, responder_),
         workers_(std::make_unique<WorkQueue>(options.num_workers)) {}

@@ -40,6 +40,21 @@ void AppendEscaped(char c, std::string* out) {
   }
 }
 
+template <typename AnyJson>
+std::string QuotedAnyJson(const AnyJson& value) {
+  // A long text or list is not written out to be cut.
+  if (value.is_array() && value.size() > kMaxQuoted) {
+    return absl::StrFormat("a list of %d", value.size());
+  }
+  if (value.is_string()) return QuotedText(value.template get_ref<const std::string&>());
+  if (value.is_object() && value.size() > kMaxQuoted) {
+    return absl::StrFormat("an object of %d keys", value.size());
+  }
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, AnyJson::error_handler_t::replace);
+  if (text.size() > kMaxQuoted) text = text.substr(0, kMaxQuoted - 3) + "...";
+  return text;
+}
+
 }  // namespace
 
 void AppendJsonString(std::string_view utf8, std::string* out) {
@@ -66,19 +81,8 @@ void AppendLogprob(float logprob, std::string* out) {
   out->append(digits, end);
 }
 
-std::string QuotedJson(const Json& value) {
-  // A long text or list is not written out to be cut.
-  if (value.is_array() && value.size() > kMaxQuoted) {
-    return absl::StrFormat("a list of %d", value.size());
-  }
-  if (value.is_string()) return QuotedText(value.get_ref<const std::string&>());
-  if (value.is_object() && value.size() > kMaxQuoted) {
-    return absl::StrFormat("an object of %d keys", value.size());
-  }
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-  if (text.size() > kMaxQuoted) text = text.substr(0, kMaxQuoted - 3) + "...";
-  return text;
-}
+std::string QuotedJson(const Json& value) { return QuotedAnyJson(value); }
+std::string QuotedJson(const OrderedJson& value) { return QuotedAnyJson(value); }
 
 std::string QuotedText(std::string_view text) {
   const bool cut = text.size() > kMaxQuoted;

@@ -21,6 +21,7 @@ inline void Separate(std::string* out) {
 
 // A value for a message: short and ASCII, whatever the client sent.
 std::string QuotedJson(const Json& value);
+std::string QuotedJson(const OrderedJson& value);
 std::string QuotedText(std::string_view text);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "launch/openai/request_body.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -10,7 +11,7 @@ namespace {
 constexpr char kWhat[] = "the request body";
 
 // Counts without parsing: values are one more than commas, in each list or object.
-absl::Status CheckCounts(std::string_view text) {
+absl::Status CheckCounts(std::string_view text, const std::string& what) {
   std::vector<int64_t> commas(kMaxJsonDepth + 1);  // of the open lists and objects
   std::vector<bool> is_object(kMaxJsonDepth + 1);
   size_t depth = 0;
@@ -37,16 +38,24 @@ absl::Status CheckCounts(std::string_view text) {
       ++values;
       if (++commas[depth] >= kMaxJsonKeys && is_object[depth]) {
         return absl::InvalidArgumentError(
-            absl::StrFormat("%s: an object has more than %d keys (at byte %d)", kWhat, kMaxJsonKeys,
+            absl::StrFormat("%s: an object has more than %d keys (at byte %d)", what, kMaxJsonKeys,
                             static_cast<int64_t>(i)));
       }
     }
     if (values > kMaxJsonValues) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s holds more than %d values", kWhat, kMaxJsonValues));
+          absl::StrFormat("%s holds more than %d values", what, kMaxJsonValues));
     }
   }
   return absl::OkStatus();
+}
+
+template <typename AnyJson>
+absl::StatusOr<AnyJson> RequireObject(AnyJson json, const std::string& what) {
+  if (json.is_object()) return json;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %s: a JSON object is needed", what,
+                      json.is_array() ? "a list" : std::string("a ") + json.type_name()));
 }
 
 }  // namespace
@@ -55,12 +64,15 @@ absl::StatusOr<Json> ParseBody(std::string_view body) {
   if (body.empty()) {
     return absl::InvalidArgumentError("the request body is empty: a JSON object is needed");
   }
-  LOCKSTEP_RETURN_IF_ERROR(CheckCounts(body));
+  LOCKSTEP_RETURN_IF_ERROR(CheckCounts(body, kWhat));
   LOCKSTEP_ASSIGN_OR_RETURN(Json json, ParseJson(body, kWhat));
-  if (json.is_object()) return json;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s is %s: a JSON object is needed", kWhat,
-                      json.is_array() ? "a list" : std::string("a ") + json.type_name()));
+  return RequireObject(std::move(json), kWhat);
+}
+
+absl::StatusOr<OrderedJson> ParseOrderedObject(std::string_view text, const std::string& what) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckCounts(text, what));
+  LOCKSTEP_ASSIGN_OR_RETURN(OrderedJson json, ParseOrderedJson(text, what));
+  return RequireObject(std::move(json), what);
 }
 
 absl::StatusOr<OrderedJson> ParseOrderedBody(std::string_view body) {

@@ -19,6 +19,9 @@ inline constexpr int64_t kMaxJsonKeys = 1024;
 // A JSON object. InvalidArgument says what is wrong and where: no JSON, not UTF-8, nested too deep,
 // too many values or keys, no object.
 absl::StatusOr<Json> ParseBody(std::string_view body);
+// One JSON object of another kind within the same bounds, keys in their order; `what` leads the
+// message.
+absl::StatusOr<OrderedJson> ParseOrderedObject(std::string_view text, const std::string& what);
 // The same body again with its keys in the client's order, which chat templates print. Only after
 // ParseBody.
 absl::StatusOr<OrderedJson> ParseOrderedBody(std::string_view body);

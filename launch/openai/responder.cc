@@ -214,7 +214,7 @@ void Responder::Closed() {
 }
 
 void Responder::Log(const OpenCall& call, int http_status) const {
-  if (!LogIsOn(LogLevel::kInfo)) return;
+  if (!LogIsOn(options_.request_log)) return;
   const HttpRequest& request = call.exchange->request();
   std::string tokens;
   if (call.submitted) {
@@ -222,10 +222,12 @@ void Responder::Log(const OpenCall& call, int http_status) const {
     tokens = absl::StrFormat(", %d prompt tokens, %d generated", usage.prompt_tokens,
                              usage.completion_tokens);
   }
-  LogInfo(absl::StrFormat("request %s: %s %s from %s: %s%s, %.3f s", request.request_id,
-                          request.method, request.path, request.peer,
-                          http_status == 499 ? "the client has gone" : absl::StrCat(http_status),
-                          tokens, SecondsSince(call.arrival)));
+  lockstep::Log(
+      options_.request_log,
+      absl::StrFormat("request %s: %s %s from %s: %s%s, %.3f s", request.request_id, request.method,
+                      request.path, request.peer,
+                      http_status == 499 ? "the client has gone" : absl::StrCat(http_status),
+                      tokens, SecondsSince(call.arrival)));
 }
 
 }  // namespace lockstep

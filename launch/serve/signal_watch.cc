@@ -16,7 +16,7 @@ namespace lockstep {
 
 namespace {
 
-constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGUSR2};
+constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
 
 sigset_t StopSignals() {
   sigset_t set;

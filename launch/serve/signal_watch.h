@@ -1,4 +1,4 @@
-// Signals that ask a server to stop, told to a thread instead of a handler.
+// Signals that ask a server or a batch job to stop, told to a thread instead of a handler.
 #pragma once
 
 #include <optional>
@@ -8,9 +8,9 @@
 namespace lockstep {
 
 struct StopSignal {
-  int number = 0;  // SIGTERM, SIGINT or SIGUSR2
+  int number = 0;  // SIGTERM, SIGINT, SIGUSR1 or SIGUSR2
   // Sent by the process that started this one. mpirun that is asked to stop sends SIGTERM, and
-  // SIGKILL a second later; what it merely passes on is SIGUSR2.
+  // SIGKILL a second later; what it merely passes on are SIGUSR1 and SIGUSR2.
   bool from_parent = false;
 };
 
@@ -18,7 +18,7 @@ struct StopSignal {
 // then one thread waits, and any may wake it.
 class SignalWatch {
  public:
-  // From now on the three signals end nobody: they wait for Wait.
+  // From now on these signals end nobody: they wait for Wait.
   static absl::StatusOr<SignalWatch> Create();
   // Where nobody waits: the signals are ignored.
   static void Ignore();
