@@ -29,7 +29,6 @@ namespace lockstep {
 
 namespace {
 
-constexpr double kLockSeconds = 10;
 // The window bounds what the API has to take: it is never busy.
 constexpr int64_t kApiQueue = int64_t{1} << 20;
 
@@ -146,7 +145,7 @@ absl::Status BatchJob::Prepare(const ModelSource& source) {
   text_.model.generation = &generation_;
   LOCKSTEP_RETURN_IF_ERROR(OpenInput());
   LOCKSTEP_RETURN_IF_ERROR(LoadServedText(options_.engine.model, options_.chat_template, &text_));
-  LOCKSTEP_ASSIGN_OR_RETURN(output_, BatchOutput::Open(options_.output, kLockSeconds));
+  LOCKSTEP_ASSIGN_OR_RETURN(output_, BatchOutput::Open(options_.output, options_.lock_seconds));
   return Resume(source);
 }
 
@@ -263,7 +262,7 @@ absl::Status BatchJob::Submit(Engine& engine, const SessionInfo& session) {
   api.system_fingerprint = SystemFingerprint(session);
   api.max_num_seqs = options_.engine.engine.max_num_seqs;
   api.max_queue = kApiQueue;
-  api.request_log = LogLevel::kDebug;
+  api.logs_requests = false;  // the output says it all
   BatchRunOptions run;
   // Twice what runs: when answers end, others wait tokenised.
   run.window.max_choices = 2 * api.max_num_seqs;

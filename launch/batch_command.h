@@ -21,7 +21,8 @@ struct BatchOptions {
   SamplingFlags sampling;                       // of lines that do not say
   bool ordered = false;
   bool retry_failed = false;
-  bool force = false;  // goes on although model, input or sampling defaults have changed
+  bool force = false;        // goes on although model, input or sampling defaults have changed
+  double lock_seconds = 10;  // to wait for another writer of the output
   FsyncPolicy fsync = FsyncPolicy::kEverySecond;
   ProgressKind progress = ProgressKind::kAuto;
 };

@@ -28,6 +28,12 @@ OptionGroup FileGroup(BatchOptions* options) {
           Flag("--force",
                "Continue a file although model, input or sampling defaults have changed.",
                &options->force),
+          {"--lock-seconds", "SECONDS",
+           "How long to wait for another job that writes to the output; 0 to 1000000.",
+           absl::StrCat(options->lock_seconds), false,
+           StoreNumber(
+               &options->lock_seconds, [](double x) { return x >= 0 && x <= 1e6; },
+               "0 to 1000000")},
           {"--fsync", "WHEN",
            "Results are forced onto the disk: never, end, second (every second) or always (each "
            "before it counts as done). A killed job loses none in any case; a machine without "

@@ -69,10 +69,10 @@ CommandSpec ServeSpec(ServeOptions* options) {
       "soon as the model is found; /health answers 503 until it is loaded.\n",
       {ServerGroup(options), ModelGroup(&options->engine)},
       absl::StrCat(
-          "SIGTERM or SIGINT to rank 0, or SIGUSR2 to mpirun, which passes it on: nothing\n"
-          "new is admitted, what runs may finish, the exit status is 0. A second one ends at\n"
-          "once. SIGTERM or SIGINT to mpirun itself leaves the ranks about a second: the\n"
-          "clients are told, and the server ends within it.\n"
+          "SIGTERM or SIGINT to rank 0, or SIGUSR1 or SIGUSR2 to mpirun, which passes them\n"
+          "on: nothing new is admitted, what runs may finish, the exit status is 0. A\n"
+          "second one ends at once. SIGTERM or SIGINT to mpirun itself leaves the ranks\n"
+          "about a second: the clients are told, and the server ends within it.\n"
           "\n"
           "Examples:\n"
           "  mpirun -np 2 lockstep serve ./Llama --port 8000\n"

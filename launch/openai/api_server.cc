@@ -47,7 +47,7 @@ class OpenAiApiImpl : public OpenAiApi {
                    {.request_timeout_seconds = options.request_timeout_seconds,
                     .max_num_seqs = options.max_num_seqs,
                     .max_queue = options.max_queue,
-                    .request_log = options.request_log},
+                    .logs_requests = options.logs_requests},
                    observer),
         preparer_(engine, model_, options_, responder_),
         workers_(std::make_unique<WorkQueue>(options.num_workers)) {}

@@ -19,7 +19,6 @@
 #include "model/chat/chat_config.h"
 #include "model/model_config.h"
 #include "model/tokenizer/tokenizer.h"
-#include "runtime/core/log.h"
 #include "runtime/engine.h"
 
 namespace lockstep {
@@ -44,9 +43,11 @@ struct OpenAiOptions {
   // beyond that, 429.
   int64_t max_num_seqs = 256;
   int64_t max_queue = 1024;
-  double request_timeout_seconds = 0;      // from arrival to the last token; 0: no limit
-  int num_workers = 2;                     // threads that parse and tokenise, at least 2
-  LogLevel request_log = LogLevel::kInfo;  // of the line that each answered request gets
+  double request_timeout_seconds = 0;  // from arrival to the last token; 0: no limit
+  int num_workers = 2;                 // threads that parse and tokenise, at least 2
+  // Each answered request gets a line in the log, and each failure a warning; false: both only at
+  // level debug.
+  bool logs_requests = true;
 };
 
 // All methods may be called from any thread, but not from a callback of the engine.

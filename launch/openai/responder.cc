@@ -173,7 +173,8 @@ void Responder::Fail(OpenCall& call, const ApiError& error) {
   const std::string unsent = std::exchange(call.unsent, {});
   if (!begun && !call.submitted && observer_ != nullptr) observer_->OnRefused(error.http_status);
   if (error.http_status >= 500) {
-    LogWarning(
+    lockstep::Log(
+        options_.logs_requests ? LogLevel::kWarning : LogLevel::kDebug,
         absl::StrFormat("request %s: %s", call.exchange->request().request_id, error.message));
   }
   const std::shared_ptr<OpenCall> keep = Close(call, error.http_status);
@@ -214,7 +215,8 @@ void Responder::Closed() {
 }
 
 void Responder::Log(const OpenCall& call, int http_status) const {
-  if (!LogIsOn(options_.request_log)) return;
+  const LogLevel level = options_.logs_requests ? LogLevel::kInfo : LogLevel::kDebug;
+  if (!LogIsOn(level)) return;
   const HttpRequest& request = call.exchange->request();
   std::string tokens;
   if (call.submitted) {
@@ -223,11 +225,10 @@ void Responder::Log(const OpenCall& call, int http_status) const {
                              usage.completion_tokens);
   }
   lockstep::Log(
-      options_.request_log,
-      absl::StrFormat("request %s: %s %s from %s: %s%s, %.3f s", request.request_id, request.method,
-                      request.path, request.peer,
-                      http_status == 499 ? "the client has gone" : absl::StrCat(http_status),
-                      tokens, SecondsSince(call.arrival)));
+      level, absl::StrFormat("request %s: %s %s from %s: %s%s, %.3f s", request.request_id,
+                             request.method, request.path, request.peer,
+                             http_status == 499 ? "the client has gone" : absl::StrCat(http_status),
+                             tokens, SecondsSince(call.arrival)));
 }
 
 }  // namespace lockstep

@@ -13,7 +13,6 @@
 #include "launch/openai/event_queue.h"
 #include "launch/openai/serving_observer.h"
 #include "launch/openai/token_texts.h"
-#include "runtime/core/log.h"
 
 namespace lockstep {
 
@@ -23,7 +22,7 @@ struct ResponderOptions {
   int64_t max_queue = 0;
   int64_t max_open_body_bytes = int64_t{1} << 30;   // of all open calls
   int64_t max_response_bytes = int64_t{256} << 20;  // of one answer that is no stream
-  LogLevel request_log = LogLevel::kInfo;
+  bool logs_requests = true;
 };
 
 // Public methods may be called from any thread.
