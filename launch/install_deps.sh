@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# usage: install_deps.sh [--tests] [--fuzz] [--pip]
+# usage: install_deps.sh [--tests] [--slurm] [--fuzz] [--pip]
 #
 # Installs the Debian packages that Lockstep is built from, those that are missing. With --tests also what the tests need, with
-# --fuzz what the fuzz targets need besides those, with --pip what fetching the quick start's model needs. Does nothing, in
-# milliseconds, when all are there. Needs root or sudo only when something is missing.
+# --slurm and --fuzz what the test of the Slurm examples and the fuzz targets need besides those, with --pip what fetching the quick
+# start's model needs. Does nothing, in milliseconds, when all are there. Needs root or sudo only when something is missing.
 set -euo pipefail
 
 packages=(
@@ -18,9 +18,10 @@ packages=(
 for option in "$@"; do
   case $option in
     --tests) packages+=(libgtest-dev python3 clang-format-14) ;;
+    --slurm) packages+=(slurmctld slurmd slurm-client munge) ;;  # a machine with systemd will start munge
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;  # 15 MB beside --tests
     --pip) packages+=(python3 python3-pip ca-certificates) ;;
-    *) echo "install_deps.sh: unknown option $option (known: --tests, --fuzz, --pip)" >&2; exit 2 ;;
+    *) echo "install_deps.sh: unknown option $option (known: --tests, --slurm, --fuzz, --pip)" >&2; exit 2 ;;
   esac
 done
 

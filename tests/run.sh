@@ -5,7 +5,8 @@
 # again: seconds when nothing changed, plus the tests themselves. LOCKSTEP_SHARED names a folder of reference data (golden
 # checkpoints, real tokenizers); the tests that need it are skipped, and say so, where it is absent. The CUDA part is compiled where
 # there is a toolkit (LOCKSTEP_CUDA=OFF in the environment leaves it out); its tests need GPUs and are run by tests/run_gpu.sh. With
-# CI in the environment, warnings are errors, and a run of all tests ends with some seconds of fuzzing (tests/fuzz.sh).
+# CI in the environment, warnings are errors, and a run of all tests ends with some seconds of fuzzing (tests/fuzz.sh). The tests of
+# launch/slurm run where Slurm is installed; LOCKSTEP_REQUIRE_SLURM=1 installs it, and makes it an error where it does not start.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 started=$SECONDS
@@ -26,7 +27,7 @@ fuzz=()
 steps=$((3 + ${#fuzz[@]}))
 
 step "1/$steps Packages"
-bash launch/install_deps.sh --tests "${fuzz[@]}"
+bash launch/install_deps.sh --tests "${fuzz[@]}" ${LOCKSTEP_REQUIRE_SLURM:+--slurm}
 echo "all there"
 
 step "2/$steps Build (a few minutes the first time)"
