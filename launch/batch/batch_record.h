@@ -47,7 +47,7 @@ absl::StatusOr<RecordHead> ReadRecordHead(std::string_view text);
 // Numbers of lines. Takes a bit for every line up to the largest.
 class LineSet {
  public:
-  static constexpr int64_t kMaxLine = int64_t{1} << 40;  // 128 GiB of bits
+  static constexpr int64_t kMaxLine = int64_t{1} << 34;  // 2 GiB of bits
 
   // 1 to kMaxLine.
   void Insert(int64_t line);

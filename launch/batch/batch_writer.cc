@@ -86,7 +86,7 @@ void BatchWriter::Write(const std::vector<Pending>& ready) {
   for (const Pending& record : ready) text += record.text;
   if (const absl::Status status = output_.Append(text); !status.ok()) return Fail(status);
   unsynced_ = true;
-  if (options_.fsync == FsyncPolicy::kAlways) SyncWhenDue(/*at_end=*/true);
+  if (options_.fsync == FsyncPolicy::kAlways && !Sync()) return;
   {
     const std::lock_guard lock(mutex_);
     for (const Pending& record : ready) ++(record.ok ? counts_.num_ok : counts_.num_failed);
@@ -98,11 +98,15 @@ void BatchWriter::SyncWhenDue(bool at_end) {
   if (!unsynced_ || options_.fsync == FsyncPolicy::kNever) return;
   const bool due =
       options_.fsync == FsyncPolicy::kEverySecond && Clock::now() - last_sync_ >= kSyncEvery;
-  if (!due && !at_end) return;
+  if (due || at_end) Sync();
+}
+
+bool BatchWriter::Sync() {
   const absl::Status status = output_.Sync();
-  if (!status.ok()) return Fail(status);
   unsynced_ = false;
   last_sync_ = Clock::now();
+  if (!status.ok()) Fail(status);
+  return status.ok();
 }
 
 void BatchWriter::Fail(const absl::Status& status) {

@@ -59,6 +59,7 @@ class BatchWriter {
   std::vector<Pending> TakeReady();
   void Write(const std::vector<Pending>& ready);
   void SyncWhenDue(bool at_end);
+  bool Sync();  // false when it failed
   void Fail(const absl::Status& status);
 
   BatchOutput& output_;

@@ -75,6 +75,7 @@ absl::StatusOr<InputScan> ScanInput(int fd, const std::string& name, int64_t max
     LOCKSTEP_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) break;
     hash = HashBytes(line.text.data(), line.text.size(), hash);
+    if (line.too_long) hash = HashBytes(&line.num_bytes, sizeof(line.num_bytes), hash);
     if (!line.too_long && IsBlankLine(line.text)) continue;
     ++scan.num_lines;
     if (done.Contains(line.number)) continue;

@@ -23,7 +23,7 @@ struct InputScan {
   bool has_gap = false;
 };
 // `fd` is read from its beginning and left at it. Longer lines than `max_line_bytes` count with
-// their beginning.
+// beginning and length.
 absl::StatusOr<InputScan> ScanInput(int fd, const std::string& name, int64_t max_line_bytes,
                                     const LineSet& done);
 

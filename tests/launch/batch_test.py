@@ -280,6 +280,22 @@ class ResumeTest(Batches):
         self.assertEqual(self.batch().status, 0)
         self.assert_answers(read_records(self.output), lines)
 
+    def test_a_signal_while_nothing_comes_from_stdin(self):
+        process = subprocess.Popen([LOCKSTEP, "batch", self.model, *NULL, "--input", "-", "--output", self.output],
+                                   stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        try:
+            process.stdin.write(text_of([request(1), request(2)]).encode() + b'{"prompt": [1')
+            process.stdin.flush()
+            end = time.monotonic() + 30
+            while self.count() < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+            process.terminate()
+            self.assertEqual(process.wait(timeout=30), 1)
+        finally:
+            process.kill()
+            process.communicate()
+        self.assert_answers(read_records(self.output), [request(1), request(2)])
+
     def test_failures_are_tried_again_on_request_only(self):
         self.input.write_text("".join(json.dumps({"custom_id": f"r{n}", "prompt": [n] * (n % 2 * 90 + 1), "max_tokens": 2}) + "\n"
                                       for n in range(1, 21)))
