@@ -7,7 +7,7 @@ The null model answers: what it says of a prompt is known (expected_ids), whatev
 """
 import collections, json, os, pathlib, random, re, resource, signal, subprocess, tempfile, time
 
-from command_harness import DUMMY, LOCKSTEP, RUN, Commands, lockstep, main
+from command_harness import DUMMY, LOCKSTEP, RUN, Commands, lockstep, main, write_tokenizer
 from serve_harness import descendants, environ_of, expected_ids, is_running
 
 NULL = ["--load-format", "null"]
@@ -163,6 +163,23 @@ class LinesTest(Batches):
             self.input.write_text(text)
             self.output = self.folder / f"out{status}{len(text)}"
             self.assertEqual(self.batch().status, status, text)
+
+    def test_texts_and_chats(self):
+        write_tokenizer(self.model)
+        template = self.folder / "template.jinja"
+        template.write_text("{{ messages[0]['content'] }}!")
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+        self.input.write_text(text_of([{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}, chat,
+                                       {"prompt": "Hi!", "max_tokens": 3, "temperature": 0, "return_token_ids": True}]))
+        result = self.batch("--chat-template", template, "--ordered")
+        self.assertEqual(result.status, 0, result.err)
+        first, second, text = (r["response"]["body"] for r in read_records(self.output))
+        self.assertEqual(first["object"], "chat.completion")
+        self.assertEqual(first["usage"]["prompt_tokens"], 3)  # no <s>: a template writes its own
+        self.assertEqual(second["choices"], first["choices"])
+        self.assertEqual(text["choices"][0]["token_ids"], expected_ids([300, *b"Hi!"], 3))
+        template.write_text("{{ messages[0]['content'] }}?")
+        self.assert_refused(self.batch("--chat-template", template), "chat_template")
 
     def test_stdin_and_stdout(self):
         lines = [request(n) for n in range(1, 30)]
