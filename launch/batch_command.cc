@@ -77,6 +77,7 @@ class BatchJob : public EngineJob {
   std::mutex mutex_;
   bool closed_ = false;    // the watcher is to leave
   bool stopping_ = false;  // a signal has come
+  bool finished_run_ = false;
   TokenCounter tokens_;
   std::unique_ptr<BatchRun> run_;   // uses api_, which answers into it
   std::unique_ptr<OpenAiApi> api_;  // goes first
@@ -296,6 +297,7 @@ absl::Status BatchJob::Finish(const Engine&, const SessionInfo&) {
   const BatchCounts counts = run_->counts();
   api_.reset();
   run_.reset();
+  finished_run_ = true;
   if (!complete) {
     exit_status_ = 1;
   } else if (counts.num_failed > 0) {
@@ -319,6 +321,8 @@ void BatchJob::WatchSignals() {
 }
 
 void BatchJob::OnSignal(const StopSignal& signal) {
+  // All is written, and the job is about to leave with a status that says how it went.
+  if (finished_run_) return;
   const std::string name = absl::StrCat("SIG", sigabbrev_np(signal.number));
   if (run_ == nullptr) {
     LogWarning(name + " while no line is being answered: ending");

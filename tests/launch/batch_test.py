@@ -284,6 +284,18 @@ class ResumeTest(Batches):
         self.assertNotEqual([line_of(r) for r in read_records(self.output)], list(range(1, 121)))
         self.assert_refused(self.batch("--ordered"), "--ordered")
 
+    def test_signals_to_the_very_end_do_not_change_the_status(self):
+        lines = self.write_requests(8)
+        for _ in range(8):
+            with self.start("--null-step-ms", 2) as job:
+                job.wait_for(lambda: self.count() > 0)
+                while job.process.poll() is None:
+                    job.process.send_signal(signal.SIGUSR1)
+                    time.sleep(0.0002)
+                self.assertEqual(job.wait(), 0 if self.count() == len(lines) else 1, job.log())
+            for path in (self.output, self.folder / "out.jsonl.job"):
+                path.unlink()
+
     def test_a_signal_finishes_what_runs(self):
         lines = self.write_requests(200, 12)
         for number, to_script in ((signal.SIGTERM, False), (signal.SIGINT, True)):
