@@ -326,8 +326,9 @@ void HttpConnection::UpdateInterest() {
 void HttpConnection::Flush() {
   if (state_ != State::kAnswering) return;
   if (exchange_->broken()) {
-    LogInfo(absl::StrFormat("HTTP: request %s: the response to %s is broken off",
-                            exchange_->request().request_id, peer_));
+    LogInfo(absl::StrFormat("HTTP: request %s: the response to %s is broken off%s",
+                            exchange_->request().request_id, peer_,
+                            exchange_->gone() ? ": the client reads too slowly" : ""));
     return CloseHard();
   }
   if (sending() || deferred_) return;  // comes back here when the client has taken it
