@@ -47,6 +47,7 @@ class OpenAiApiImpl : public OpenAiApi {
                    {.request_timeout_seconds = options.request_timeout_seconds,
                     .max_num_seqs = options.max_num_seqs,
                     .max_queue = options.max_queue,
+                    .max_held_bytes = options.max_held_bytes,
                     .logs_requests = options.logs_requests},
                    observer),
         preparer_(engine, model_, options_, responder_),
@@ -248,8 +249,10 @@ absl::Status CheckOptions(const OpenAiOptions& options) {
   for (const std::string& key : options.api_keys) {
     if (key.empty()) return bad("an API key is empty");
   }
-  if (options.max_num_seqs < 1 || options.max_queue < 0 || options.num_workers < 2) {
-    return bad("max_num_seqs must be at least 1, max_queue 0 and num_workers 2");
+  if (options.max_num_seqs < 1 || options.max_queue < 0 || options.max_held_bytes < 0 ||
+      options.num_workers < 2) {
+    return bad(
+        "max_num_seqs must be at least 1, max_queue and max_held_bytes 0, and num_workers 2");
   }
   if (!(options.request_timeout_seconds >= 0) || options.request_timeout_seconds > 1e8) {
     return bad("the request timeout must be 0 to 1e8 seconds");

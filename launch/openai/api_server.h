@@ -44,7 +44,10 @@ struct OpenAiOptions {
   int64_t max_num_seqs = 256;
   int64_t max_queue = 1024;
   double request_timeout_seconds = 0;  // from arrival to the last token; 0: no limit
-  int num_workers = 2;                 // threads that parse and tokenise, at least 2
+  // Of answers that are no streams and wait to be whole, all together. Beyond it the longest is
+  // given up: 503.
+  int64_t max_held_bytes = int64_t{4} << 30;
+  int num_workers = 2;  // threads that parse and tokenise, at least 2
   // Each answered request gets a line in the log, and each failure a warning; false: both only at
   // level debug.
   bool logs_requests = true;

@@ -60,7 +60,8 @@ struct OpenCall {
   bool submitted = false;  // prompts and fields are its own
   bool begun = false;      // a stream's head is sent
   int64_t num_ended = 0;
-  int64_t response_bytes = 0;  // what is kept for the answer, about
+  int64_t response_bytes = 0;  // of the answer so far, about
+  int64_t held_bytes = 0;      // the same where it is kept until it is whole: no stream
   std::string unsent;          // of the stream
   bool is_dirty = false;       // unsent is not empty and will be sent
 

@@ -87,6 +87,7 @@ void Responder::Run() {
     for (ServingEvent& event : events) HandleSafely(event);
     events.clear();
     KeepDeadlines();
+    KeepHeldBytes();
     Flush();
   }
 }
@@ -168,6 +169,20 @@ void Responder::KeepDeadlines() {
   }
 }
 
+// The longest goes: who asks for little is not to suffer.
+void Responder::KeepHeldBytes() {
+  while (held_bytes_ > options_.max_held_bytes) {
+    const auto longest =
+        std::max_element(open_.begin(), open_.end(), [](const auto& a, const auto& b) {
+          return a.second.call->held_bytes < b.second.call->held_bytes;
+        });
+    Fail(*longest->second.call,
+         Overloaded(503, absl::StrFormat("the server keeps more than %d bytes of answers, this is "
+                                         "the longest: ask for less, or for a stream",
+                                         options_.max_held_bytes)));
+  }
+}
+
 void Responder::Fail(OpenCall& call, const ApiError& error) {
   const bool begun = call.begun;
   const std::string unsent = std::exchange(call.unsent, {});
@@ -193,6 +208,7 @@ std::shared_ptr<OpenCall> Responder::Close(OpenCall& call, int http_status) {
   std::shared_ptr<OpenCall> keep = entry->second.call;
   if (entry->second.deadline != deadlines_.end()) deadlines_.erase(entry->second.deadline);
   open_.erase(entry);
+  held_bytes_ -= std::exchange(call.held_bytes, 0);
   call.control.Close(engine_);
   call.unsent.clear();
   const FinishReason reason = http_status >= 500 ? FinishReason::kError : FinishReason::kCancelled;

@@ -21,6 +21,7 @@ struct ResponderOptions {
   int64_t max_num_seqs = 1;
   int64_t max_queue = 0;
   int64_t max_open_body_bytes = int64_t{1} << 30;   // of all open calls
+  int64_t max_held_bytes = int64_t{4} << 30;        // of all answers that are no streams
   int64_t max_response_bytes = int64_t{256} << 20;  // of one answer that is no stream
   bool logs_requests = true;
 };
@@ -61,6 +62,7 @@ class Responder {
   void HandleSafely(ServingEvent& event);
   void Handle(ServingEvent& event);
   void KeepDeadlines();
+  void KeepHeldBytes();
   void Flush();
 
   void OnOpened(std::shared_ptr<OpenCall> call);
@@ -69,6 +71,7 @@ class Responder {
   void OnPromptLogprobs(OpenCall& call, size_t prompt, std::vector<PositionLogprobs> logprobs);
   void AddToken(OpenCall& call, CallPrompt::Choice& choice, ServingClock::time_point at,
                 const RequestEvent& event);
+  void Hold(OpenCall& call, int64_t bytes);
   void CountToken(OpenCall& call, CallPrompt::Choice& choice, ServingClock::time_point at);
   void EndChoice(OpenCall& call, size_t prompt, size_t index, FinishReason reason);
   // Sends what is new of the choice.
@@ -99,6 +102,7 @@ class Responder {
   std::unordered_map<const OpenCall*, Entry> open_;
   Deadlines deadlines_;
   std::vector<std::shared_ptr<OpenCall>> dirty_;
+  int64_t held_bytes_ = 0;  // the sum of the open calls'
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

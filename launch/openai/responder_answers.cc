@@ -77,7 +77,14 @@ void Responder::AddToken(OpenCall& call, CallPrompt::Choice& choice, ServingCloc
   }
   const auto before = static_cast<int64_t>(choice.output.size_bytes());
   choice.output.Add(*event.token, event.logprobs, texts_);
-  call.response_bytes += static_cast<int64_t>(choice.output.size_bytes()) - before;
+  Hold(call, static_cast<int64_t>(choice.output.size_bytes()) - before);
+}
+
+void Responder::Hold(OpenCall& call, int64_t bytes) {
+  call.response_bytes += bytes;
+  if (call.fields.stream) return;
+  call.held_bytes += bytes;
+  held_bytes_ += bytes;
 }
 
 void Responder::CountToken(OpenCall& call, CallPrompt::Choice& choice,
@@ -95,8 +102,8 @@ void Responder::CountToken(OpenCall& call, CallPrompt::Choice& choice,
 void Responder::OnPromptLogprobs(OpenCall& call, size_t prompt,
                                  std::vector<PositionLogprobs> logprobs) {
   CallPrompt& own = call.prompts[prompt];
-  call.response_bytes +=
-      LogprobBytes(call, std::ssize(logprobs)) * (call.fields.echo ? std::ssize(own.choices) : 1);
+  Hold(call,
+       LogprobBytes(call, std::ssize(logprobs)) * (call.fields.echo ? std::ssize(own.choices) : 1));
   if (call.response_bytes > options_.max_response_bytes) {
     Fail(call, BadRequest(absl::StrFormat(
                    "the response exceeds %d bytes: ask for fewer logprobs, choices or prompts",

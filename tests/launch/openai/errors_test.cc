@@ -356,6 +356,7 @@ TEST(OpenAiErrorsTest, OptionsThatMakeNoSense) {
   EXPECT_FALSE(creates([](OpenAiOptions& o) { o.served_model_names = {""}; }));
   EXPECT_FALSE(creates([](OpenAiOptions& o) { o.api_keys = {""}; }));
   EXPECT_FALSE(creates([](OpenAiOptions& o) { o.max_queue = -1; }));
+  EXPECT_FALSE(creates([](OpenAiOptions& o) { o.max_held_bytes = -1; }));
   EXPECT_FALSE(creates([](OpenAiOptions& o) { o.request_timeout_seconds = -1; }));
   EXPECT_FALSE(creates([](OpenAiOptions& o) { o.num_workers = 1; }));
 }

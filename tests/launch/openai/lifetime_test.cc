@@ -114,6 +114,29 @@ TEST(OpenAiLifetimeTest, MoreThanTheQueueHoldsIsTurnedAway) {
   EXPECT_EQ(harness.Completion(two)->status(), 200);
 }
 
+TEST(OpenAiLifetimeTest, TheLongestOfTooManyLongAnswersIsGivenUp) {
+  HarnessOptions options = Slow();
+  options.api.max_held_bytes = 20000;
+  ApiHarness harness(std::move(options));
+  const auto streaming = harness.Send("/v1/completions", Endless(true));
+  for (int i = 0; i < 3; ++i) {  // what was given up counts no more
+    Json body = Endless(false);
+    body["logprobs"] = 5;
+    const auto longest = harness.Send("/v1/completions", body);
+    const auto shorter = harness.Send("/v1/completions", Endless(false, 300));
+    longest->Wait();
+    EXPECT_EQ(longest->status(), 503);
+    EXPECT_NE(longest->Header("Retry-After"), "");
+    const std::string message = longest->json().at("error").at("message");
+    EXPECT_NE(message.find("20000 bytes"), std::string::npos) << message;
+    shorter->Wait();
+    EXPECT_EQ(shorter->status(), 200) << shorter->body();
+  }
+  EXPECT_FALSE(streaming->WaitForEnd(0));
+  streaming->Disconnect();
+  harness.ExpectAllFree();
+}
+
 TEST(OpenAiLifetimeTest, TimeRunsOut) {
   HarnessOptions options = Slow(/*max_num_seqs=*/2);
   options.step_seconds = 0.02;
