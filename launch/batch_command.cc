@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -263,6 +264,8 @@ absl::Status BatchJob::Submit(Engine& engine, const SessionInfo& session) {
   api.system_fingerprint = SystemFingerprint(session);
   api.max_num_seqs = options_.engine.engine.max_num_seqs;
   api.max_queue = kApiQueue;
+  // A line that was given up for others would be one not answered. Each is bounded by itself.
+  api.max_held_bytes = std::numeric_limits<int64_t>::max();
   api.logs_requests = false;  // the output says it all
   BatchRunOptions run;
   // Twice what runs: when answers end, others wait tokenised.
