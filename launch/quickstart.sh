@@ -70,7 +70,7 @@ if [ "${gpus:-0}" -ge 1 ]; then
     ranks=$((gpus < 2 ? gpus : 2))
     where="GPUs"
   else
-    echo "A GPU is visible, but the CUDA toolkit was not there when this was built: CPU (README, \"On GPUs\")"
+    echo "A GPU is visible, but the CUDA toolkit was not there when this was built: CPU (README, \"GPUs\")"
   fi
 fi
 
