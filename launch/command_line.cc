@@ -115,7 +115,13 @@ absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
   if (absl::Status status = CheckTogether(table, spec->name); !status.ok()) {
     return WithHint(status, spec->name);
   }
-  return TakeOptions(table, spec->name);
+  Command command = TakeOptions(table, spec->name);
+  std::visit(
+      [spec](auto& options) {
+        if constexpr (requires { options.engine.command; }) options.engine.command = spec->name;
+      },
+      command);
+  return command;
 }
 
 }  // namespace lockstep

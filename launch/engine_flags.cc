@@ -20,6 +20,26 @@ OptionSet StoreDevice(DeviceKind* device) {
   };
 }
 
+// What ranks may have each in its own way: --tp is checked against their number anyway, threads
+// follow the host's cores, and messages and the log of steps are rank 0's.
+bool MayDiffer(const std::string& name) {
+  return name == "--tp" || name == "--threads" || name == "--log-level" || name == "--step-log";
+}
+
+// Keeps in flags->given what the group's options are given.
+OptionGroup Kept(OptionGroup group, EngineFlags* flags) {
+  for (Option& option : group.options) {
+    if (MayDiffer(option.name)) continue;
+    option.set = [set = std::move(option.set), name = option.name,
+                  flags](const std::string& value) {
+      LOCKSTEP_RETURN_IF_ERROR(set(value));
+      flags->given[name] = value.empty() ? "given" : value;
+      return absl::OkStatus();
+    };
+  }
+  return group;
+}
+
 OptionGroup CudaGroup(EngineOptions* engine) {
   return {
       "CUDA",
@@ -77,7 +97,7 @@ OptionGroup KvCacheGroup(EngineOptions* engine) {
 }  // namespace
 
 OptionGroup ModelGroup(EngineFlags* flags) {
-  return {
+  OptionGroup model = {
       "Model",
       {
           {"--dtype", "TYPE",
@@ -112,6 +132,7 @@ OptionGroup ModelGroup(EngineFlags* flags) {
            "the model's own limit, or what the KV memory holds", false,
            StoreInt(&flags->engine.max_model_len, 1)},
       }};
+  return Kept(std::move(model), flags);
 }
 
 std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
@@ -172,7 +193,8 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
               "with exit status 1. Slow.",
               &engine->check_attention),
       }};
-  return {std::move(run), KvCacheGroup(engine), CudaGroup(engine), std::move(debug)};
+  return {Kept(std::move(run), flags), Kept(KvCacheGroup(engine), flags),
+          Kept(CudaGroup(engine), flags), Kept(std::move(debug), flags)};
 }
 
 }  // namespace lockstep

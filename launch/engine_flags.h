@@ -1,6 +1,7 @@
 // Options that the commands which run an engine share: what model, and how the engine runs it.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,9 @@
 namespace lockstep {
 
 struct EngineFlags {
+  std::string command;  // "generate"
+  // The options given, of those below, which every rank must be given alike: name to value.
+  std::map<std::string, std::string> given;
   std::string model;
   LoadFormat load_format = LoadFormat::kAuto;
   double null_step_ms = 0;            // with LoadFormat::kNull

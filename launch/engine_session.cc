@@ -11,6 +11,7 @@
 #include <memory>
 #include <thread>
 
+#include "launch/launch_check.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
 #include "runtime/core/cuda_device.h"
@@ -49,14 +50,28 @@ absl::Status CheckTpSize(const EngineFlags& flags, const Communicator& communica
       communicator.size() == 1 ? " was" : "s were", *flags.tp));
 }
 
-// Each rank opens the model by itself; rank 0 also prepares its job.
 absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& communicator,
-                            EngineJob& job, ModelSource* source) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckTpSize(flags, communicator));
+                            ModelSource* source) {
   LOCKSTEP_ASSIGN_OR_RETURN(*source,
                             OpenModel(flags.model, flags.load_format, flags.use_generation_config));
-  LOCKSTEP_RETURN_IF_ERROR(PartitionModel(source->config.Dims(), communicator.size()).status());
-  return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
+  return PartitionModel(source->config.Dims(), communicator.size()).status();
+}
+
+// COLLECTIVE. Each rank opens the model by itself; rank 0 also prepares its job. Whatever ranks
+// must have alike is compared as soon as it is known: what follows from it would mislead.
+absl::Status Open(const EngineFlags& flags, Communicator& communicator, EngineJob& job,
+                  ModelSource* source) {
+  const std::string opening = "opening " + flags.model;
+  // The first collective: ranks that were refused earlier are in it, too (LeaveRefused).
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CheckTpSize(flags, communicator)));
+  LOCKSTEP_RETURN_IF_ERROR(CheckSameLaunch(flags, communicator));
+  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion(opening, [&] {
+                                   return OpenOnThisRank(flags, communicator, source);
+                                 })));
+  LOCKSTEP_RETURN_IF_ERROR(CheckSameModel(*source, communicator));
+  return Agree(communicator, CatchExhaustion(opening, [&] {
+                 return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
+               }));
 }
 
 // Cores that the launcher, taskset or a container leaves to this process: mpirun binds each of one
@@ -130,9 +145,7 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
   if (BuiltWithCuda() && wanted != DeviceKind::kCpu) {
     driver = std::async(std::launch::async, NumCudaDevices);
   }
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion("opening " + flags.model, [&] {
-                                   return OpenOnThisRank(flags, communicator, job, &source);
-                                 })));
+  LOCKSTEP_RETURN_IF_ERROR(Open(flags, communicator, job, &source));
   times.End("opening");
   if (driver.valid()) driver.wait();
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(wanted, communicator));
@@ -152,12 +165,22 @@ const char* LauncherVariable(std::initializer_list<const char*> names) {
   return nullptr;
 }
 
+int NumberIn(std::initializer_list<const char*> names) {
+  const char* number = LauncherVariable(names);
+  return number == nullptr ? 0 : std::atoi(number);
+}
+
+// Also of processes that do not know of each other: they are refused, and one of them shall say so.
+int NumberAmongProcesses() {
+  return NumberIn({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"});
+}
+
 }  // namespace
 
 int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
   PhaseTimes times;
   SetLogLevel(flags.log_level);
-  if (LaunchedRank() != 0) SilenceLog();
+  if (NumberAmongProcesses() != 0) SilenceLog();
   absl::StatusOr<std::unique_ptr<Communicator>> communicator = CreateMpiCommunicator();
   if (!communicator.ok()) {
     Log(LogLevel::kError, std::string(communicator.status().message()));
@@ -196,10 +219,7 @@ std::string SystemFingerprint(const SessionInfo& session) {
                          std::string(Name(session.dtype)));
 }
 
-int LaunchedRank() {
-  const char* rank = LauncherVariable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"});
-  return rank == nullptr ? 0 : std::atoi(rank);
-}
+int LaunchedRank() { return NumberIn({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}); }
 
 bool LaunchedByMpirun() { return LauncherVariable({"OMPI_COMM_WORLD_SIZE"}) != nullptr; }
 

@@ -1,7 +1,8 @@
 // The life of an engine command on all ranks: start-up, work on rank 0, end, exit status.
 //
-//   every rank   open the model      -> Agree: a refusal ends all ranks with 2
-//   rank 0       EngineJob::Prepare  -> the same Agree
+//   every rank   compare program and options with rank 0's (launch_check.h)
+//   every rank   open the model      -> Agree: a refusal ends all ranks with 2; compare it, too
+//   rank 0       EngineJob::Prepare  -> Agree
 //   every rank   make the engine     -> refusals end all ranks with 2
 //   rank 0       EngineJob::Submit, Run, Finish; the others follow
 //   every rank   learn rank 0's exit status

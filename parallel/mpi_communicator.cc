@@ -158,12 +158,25 @@ absl::Status MpiCommunicator::MapBlock() {
   return absl::OkStatus();
 }
 
+// Whether mpirun or srun --mpi=pmix started this process, in a way that MPI understands.
 bool StartedByLauncher() {
-  // Set by mpirun, by srun --mpi=pmix, by PMI-1/2 launchers.
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
+}
+
+// Refuses a rank that is alone although several were meant: each would do the whole job, and all
+// write the same outputs. The first variable that is there is that of the innermost launcher.
+absl::Status CheckAloneOnPurpose() {
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+    const char* processes = std::getenv(name);
+    if (processes == nullptr) continue;
+    if (std::atoi(processes) <= 1) break;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is %s, but this process was started without knowing of others: start the ranks with "
+        "mpirun -np N, or srun --mpi=pmix -n N, also where N is 1",
+        name, processes));
   }
-  return false;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -172,13 +185,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
   if (!StartedByLauncher()) {
     // Without a launcher MPI_Init starts a daemon first (0.35 s) and kills the process where there
     // is no network interface: one rank does without MPI.
-    const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-    if (tasks != nullptr && std::atoi(tasks) > 1) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("srun started %s tasks without telling them of each other: use srun "
-                          "--mpi=pmix, or mpirun",
-                          tasks));
-    }
+    LOCKSTEP_RETURN_IF_ERROR(CheckAloneOnPurpose());
     return std::move(CreateLocalCommunicators(1)[0]);
   }
   int initialized = 0;
@@ -189,7 +196,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
   if (provided < MPI_THREAD_SERIALIZED) {
     return absl::FailedPreconditionError("this MPI library does not offer MPI_THREAD_SERIALIZED");
   }
-  return MpiCommunicator::Create();
+  LOCKSTEP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator, MpiCommunicator::Create());
+  // A launcher of another MPI, or of another version, whose words this one does not understand.
+  if (communicator->size() == 1) LOCKSTEP_RETURN_IF_ERROR(CheckAloneOnPurpose());
+  return communicator;
 }
 
 void AbortJob(int exit_status) {

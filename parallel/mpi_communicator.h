@@ -21,7 +21,8 @@ namespace lockstep {
 // the default.
 //
 // Errors, the same on all ranks: InvalidArgument for another value of that variable,
-// FailedPrecondition when srun started several tasks without PMI, Internal when MPI fails.
+// FailedPrecondition when Slurm or a PMI launcher says that there are several processes, of which
+// MPI knows nothing, Internal when MPI fails.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
 
 // Ends the whole job at once, from any thread: for errors after work started, where other ranks may

@@ -71,12 +71,24 @@ void DTypeFromWeights(const Json& config, ModelSource& source) {
   if (stored == "F16") source.config.dtype = DType::kF16;
 }
 
+// Leaves out what says where a copy came from, and not what it is.
+std::vector<std::pair<std::string, std::string>> Stated(const Json& fields) {
+  std::vector<std::pair<std::string, std::string>> stated;
+  for (const auto& [name, value] : fields.items()) {
+    if (name != "_name_or_path" && name != "transformers_version") {
+      stated.emplace_back(name, DumpJson(value));
+    }
+  }
+  return stated;
+}
+
 absl::StatusOr<ModelSource> OpenFolder(const std::string& path, LoadFormat format,
                                        bool use_generation_config) {
   ModelSource source;
   source.path = path;
   LOCKSTEP_ASSIGN_OR_RETURN(const Json config, ReadConfigJson(path));
   LOCKSTEP_ASSIGN_OR_RETURN(source.config, ParseModelConfig(config, path + "/config.json"));
+  source.stated = Stated(config);
   if (use_generation_config) LOCKSTEP_RETURN_IF_ERROR(ReadGeneration(config, source));
   if (format != LoadFormat::kAuto) {
     source.checkpoint = MakeDummyCheckpoint(path, source.config);
@@ -101,6 +113,7 @@ absl::StatusOr<ModelSource> OpenGgufModel(const std::string& path, LoadFormat fo
   ModelSource source;
   source.path = path;
   source.config = std::move(model.config);
+  source.stated = Stated(model.metadata);
   if (format != LoadFormat::kAuto) {
     source.checkpoint = MakeDummyCheckpoint(path, source.config);
     return source;

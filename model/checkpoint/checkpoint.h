@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/model_config.h"
@@ -22,7 +23,8 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   std::string stored_type;  // as the format names it: "BF16", "Q4_1"
   int64_t stored_bytes = 0;
-  bool readable = true;  // Read can convert stored_type
+  bool readable = true;       // Read can convert stored_type
+  int64_t stored_offset = 0;  // of its first byte in its file; 0 where there is none
 
   int64_t rows() const { return shape.size() == 1 ? 1 : shape[0]; }
   int64_t cols() const { return shape.back(); }
@@ -68,6 +70,9 @@ struct ModelSource {
   std::string path;
   ModelConfig config;
   GenerationConfig generation;  // empty where the checkpoint has none
+  // What config.json says of the model, or a GGUF file's metadata without its tokenizer: a pair for
+  // each field, by name, the value as JSON. Copies of one model state the same.
+  std::vector<std::pair<std::string, std::string>> stated;
   std::unique_ptr<Checkpoint> checkpoint;
 };
 

@@ -68,7 +68,7 @@ class GgufCheckpoint : public Checkpoint {
       const std::string name = HuggingFaceName(stored_name);
       Entry entry;
       entry.info = {tensor.shape, GgufTypeName(tensor.type_id), tensor.size_bytes,
-                    tensor.type != nullptr};
+                    tensor.type != nullptr, tensor.offset};
       if (name.find("q_proj.") != std::string::npos || name.find("k_proj.") != std::string::npos) {
         entry.layout = layout;
       }
@@ -403,6 +403,10 @@ absl::StatusOr<GgufModel> OpenGguf(const std::string& path) {
   HeadLayout layout;
   if (model.config.model_type == "llama") {
     layout = {model.config.head_dim, RotaryDims(model.config)};
+  }
+  model.metadata = Json::object();
+  for (const auto& [key, value] : gguf.metadata.items()) {
+    if (!key.starts_with("tokenizer.")) model.metadata[key] = value;
   }
   model.checkpoint = std::make_unique<GgufCheckpoint>(std::move(gguf), layout);
   return model;

@@ -7,11 +7,13 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "model/tokenizer/gguf_vocab.h"
+#include "runtime/core/json.h"
 
 namespace lockstep {
 
 struct GgufModel {
   ModelConfig config;
+  Json metadata;  // without the tokenizer's keys
   // Under Hugging Face's names and row order: Q and K of architecture llama are un-permuted.
   std::unique_ptr<Checkpoint> checkpoint;
 };

@@ -186,6 +186,7 @@ absl::StatusOr<std::map<std::string, Entry>> ParseFile(const CheckedFile& file) 
     entry.file = &file;
     entry.begin += data_start;
     entry.end += data_start;
+    entry.info.stored_offset = entry.begin;
   }
   return entries;
 }
