@@ -72,7 +72,7 @@ struct ModelSource {
   GenerationConfig generation;  // empty where the checkpoint has none
   // What config.json says of the model, or a GGUF file's metadata without its tokenizer: a pair for
   // each field, by name, the value as JSON. Copies of one model state the same.
-  std::vector<std::pair<std::string, std::string>> stated;
+  std::vector<std::pair<std::string, std::string>> stated = {};
   std::unique_ptr<Checkpoint> checkpoint;
 };
 
