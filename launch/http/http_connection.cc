@@ -63,7 +63,7 @@ void HttpConnection::OnEvents(uint32_t events) {
   if ((events & EPOLLIN) != 0) {
     Read();
   } else if ((events & EPOLLRDHUP) != 0) {
-    OnHangUp();  // behind input that is left unread for now
+    OnHangUp();  // behind input that has not been read
   }
   ParseInput();
   UpdateInterest();

@@ -315,7 +315,7 @@ void EpollHttpServer::PauseAccepting(int error) {
   for (const auto& listener : listeners_) Watch(EPOLL_CTL_MOD, listener->fd(), 0, listener.get());
   if (context_.now < next_accept_log_) return;
   next_accept_log_ = context_.now + kAcceptLogInterval;
-  LogWarning(absl::StrFormat("HTTP: no new connection can be accepted for now: %s (%d are open)",
+  LogWarning(absl::StrFormat("HTTP: new connections have to wait: %s (%d are open)",
                              strerror(error), connections_.size()));
 }
 
