@@ -41,7 +41,10 @@ struct TestResponse {
 
 class TestClient {
  public:
-  explicit TestClient(int port, int family = AF_INET) : fd_(socket(family, SOCK_STREAM, 0)) {
+  explicit TestClient(int port, int family = AF_INET)
+      : TestClient(socket(family, SOCK_STREAM, 0), port, family) {}
+  // Takes a socket that was made beforehand.
+  TestClient(int fd, int port, int family) : fd_(fd) {
     sockaddr_in v4 = {};
     v4.sin_family = AF_INET;
     v4.sin_port = htons(static_cast<uint16_t>(port));
