@@ -15,7 +15,10 @@ command -v clang++-14 >/dev/null || fail "clang++-14 is not installed; bash laun
 started=$SECONDS
 build=build/fuzz log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-{ cmake --preset fuzz && cmake --build --preset fuzz; } >"$log" 2>&1 </dev/null ||
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1  # as in tests/run.sh
+launcher=()
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+{ cmake --preset fuzz "${launcher[@]}" && cmake --build --preset fuzz; } >"$log" 2>&1 </dev/null ||
   { cat "$log" >&2; fail "the build failed (see above)"; }
 rm -rf $build/seeds $build/faults
 $build/tests/fuzz/make_seeds $build/seeds

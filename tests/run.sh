@@ -31,6 +31,8 @@ bash launch/install_deps.sh --tests "${fuzz[@]}" ${LOCKSTEP_REQUIRE_SLURM:+--slu
 echo "all there"
 
 step "2/$steps Build (a few minutes the first time)"
+# Another checkout of the same sources, as CI makes them, finds what this one has compiled.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 # Warnings are errors where CI says so only: a newer compiler of a user's may know warnings that ours does not.

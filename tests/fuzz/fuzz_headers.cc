@@ -1,1 +1,0 @@
-// Nothing: the target compiles the headers that the others share.
