@@ -3,10 +3,16 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_join.h"
+#include "parallel/launcher_guard.h"
 #include "parallel/local_communicator.h"
 #include "parallel/mpi_collectives.h"
 #include "parallel/mpi_status.h"
@@ -16,6 +22,12 @@
 
 namespace lockstep {
 namespace {
+
+// Whether this process has ranks on other hosts: what it cannot reach does not keep the job from
+// ending.
+std::atomic<bool> ranks_elsewhere = false;
+// The launcher needs 3 s where all hosts can be reached.
+constexpr std::chrono::seconds kLauncherPatience(5);
 
 class MpiCommunicator : public Communicator {
  public:
@@ -62,6 +74,7 @@ class MpiCommunicator : public Communicator {
     if (!status.ok()) broken_ = true;
     return status;
   }
+  absl::Status TellHosts();
   absl::Status ShareMemory();
   absl::Status MapBlock();
 
@@ -95,6 +108,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
   LOCKSTEP_ASSIGN_OR_RETURN(const int ranks_on_host, CountRanksOnHost());
   std::unique_ptr<MpiCommunicator> communicator(
       new MpiCommunicator(rank, size, ranks_on_host, std::string(name, name_length)));
+  ranks_elsewhere = ranks_on_host < size;
+  LOCKSTEP_RETURN_IF_ERROR(communicator->TellHosts());
   LOCKSTEP_RETURN_IF_ERROR(communicator->ShareMemory());
   return communicator;
 }
@@ -104,6 +119,32 @@ MpiCommunicator::~MpiCommunicator() {
   // Finalising waits for all ranks. After a failed collective some may never come; a rank that ends
   // without it makes the launcher end the job.
   if (!broken_) MPI_Finalize();
+}
+
+// COLLECTIVE. Who runs where, when that is more than one host.
+absl::Status MpiCommunicator::TellHosts() {
+  char mine[MPI_MAX_PROCESSOR_NAME] = {};
+  host_.copy(mine, sizeof(mine) - 1);
+  std::vector<char> all(sizeof(mine) * size_);
+  LOCKSTEP_RETURN_IF_ERROR(AllGather(mine, sizeof(mine), all.data()));
+  std::vector<std::pair<std::string, int>> hosts;  // in the order of their first ranks
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string host = &all[sizeof(mine) * rank];
+    const auto known =
+        std::find_if(hosts.begin(), hosts.end(), [&](const auto& h) { return h.first == host; });
+    if (known == hosts.end()) {
+      hosts.emplace_back(host, 1);
+    } else {
+      ++known->second;
+    }
+  }
+  if (rank_ != 0 || hosts.size() == 1) return absl::OkStatus();
+  const auto format = [](std::string* out, const auto& host) {
+    absl::StrAppend(out, host.first, " ", host.second);
+  };
+  LogInfo(absl::StrFormat("%d ranks on %d hosts (%s): plans, and sums on CPUs, go through MPI",
+                          size_, hosts.size(), absl::StrJoin(hosts, ", ", format)));
+  return absl::OkStatus();
 }
 
 // COLLECTIVE. Uses shared memory when all ranks can; otherwise all go through MPI.
@@ -207,7 +248,10 @@ void AbortJob(int exit_status) {
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, exit_status);
+  if (initialized != 0 && finalized == 0) {
+    if (ranks_elsewhere) KillLauncherLater(kLauncherPatience);
+    MPI_Abort(MPI_COMM_WORLD, exit_status);
+  }
   std::_Exit(exit_status);
 }
 

@@ -18,6 +18,8 @@ namespace lockstep {
 
 namespace {
 
+constexpr char kNetworkHint[] =
+    "; between hosts, NCCL_SOCKET_IFNAME=eth0 in the environment names the network to use";
 constexpr int64_t kWarmUpBytes = int64_t{16} << 20;  // the largest message that is tried
 
 std::string VersionText(int version) {
@@ -75,7 +77,8 @@ absl::StatusOr<CudaRank> MyRank(const Communicator& host, int device) {
 // ncclCommInitRankConfig waits for all ranks, and where one of them has failed in it perhaps for
 // ever. It gets a thread of its own, which is left behind when time is up: the process ends then.
 absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id, int max_blocks,
-                                   std::chrono::seconds limit) {
+                                   bool one_host) {
+  const std::chrono::seconds limit(one_host ? 25 : 120);
   int device = 0;
   LOCKSTEP_CUDA(cudaGetDevice(&device));
   const auto result = std::make_shared<std::promise<absl::StatusOr<ncclComm*>>>();
@@ -97,10 +100,10 @@ absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id, i
   }).detach();
   if (connected.wait_for(limit) == std::future_status::ready) return connected.get();
   return absl::DeadlineExceededError(absl::StrFormat(
-      "NCCL %s: ncclCommInitRankConfig still waits for the other ranks after %d s (%s; "
-      "NCCL_DEBUG=INFO in "
-      "the environment tells more)",
-      NcclCommunicator::Version(), limit.count(), SharedMemoryText()));
+      "NCCL %s: ncclCommInitRankConfig still waits for the other ranks after %d s (%s%s; "
+      "NCCL_DEBUG=INFO in the environment tells more)",
+      NcclCommunicator::Version(), limit.count(), SharedMemoryText(),
+      one_host ? "" : kNetworkHint));
 }
 
 }  // namespace
@@ -132,8 +135,8 @@ absl::Status NcclCommunicator::Connect(Communicator& host, int max_blocks) {
   if (rank_ == 0) made = NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, made));
   LOCKSTEP_RETURN_IF_ERROR(host.Broadcast(&id, sizeof(id), 0));
-  const std::chrono::seconds limit(host.ranks_on_host() == host.size() ? 25 : 120);
-  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, max_blocks, limit);
+  const bool one_host = host.ranks_on_host() == host.size();
+  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, max_blocks, one_host);
   if (connected.ok()) comm_ = *connected;
   // The error of the rank that failed before that of those that waited for it.
   const bool waited = absl::IsDeadlineExceeded(connected.status());
