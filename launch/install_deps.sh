@@ -17,7 +17,7 @@ packages=(
 )
 for option in "$@"; do
   case $option in
-    --tests) packages+=(libgtest-dev python3 clang-format-14) ;;
+    --tests) packages+=(libgtest-dev python3 clang-format-14 iproute2) ;;  # iproute2: two hosts in network namespaces
     --slurm) packages+=(slurmctld slurmd slurm-client munge) ;;  # a machine with systemd will start munge
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;  # 15 MB beside --tests
     --pip) packages+=(python3 python3-pip ca-certificates) ;;
