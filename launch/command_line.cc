@@ -12,6 +12,7 @@ struct CommandTable {
   GenerateOptions generate;
   ScoreOptions score;
   ServeOptions serve;
+  SuperviseOptions supervise;
   BatchOptions batch;
   TokenizeOptions tokenize;
   PlanOptions plan;
@@ -22,6 +23,7 @@ struct CommandTable {
     return {GenerateSpec(&generate),
             ScoreSpec(&score),
             ServeSpec(&serve),
+            SuperviseSpec(&supervise),
             BatchSpec(&batch),
             TokenizeSpec(&tokenize),
             PlanSpec(&plan),
@@ -86,6 +88,7 @@ Command TakeOptions(CommandTable& table, const std::string& command) {
   if (command == "generate") return std::move(table.generate);
   if (command == "score") return std::move(table.score);
   if (command == "serve") return std::move(table.serve);
+  if (command == "supervise") return std::move(table.supervise);
   if (command == "batch") return std::move(table.batch);
   if (command == "tokenize") return std::move(table.tokenize);
   if (command == "plan") return std::move(table.plan);

@@ -11,6 +11,7 @@
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
 #include "launch/serve_command.h"
+#include "launch/supervise_command.h"
 #include "launch/tokenize_command.h"
 #include "launch/version_command.h"
 
@@ -21,8 +22,9 @@ struct HelpOptions {
   std::string text;
 };
 
-using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions, BatchOptions,
-                             TokenizeOptions, PlanOptions, VersionOptions>;
+using Command =
+    std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions, SuperviseOptions,
+                 BatchOptions, TokenizeOptions, PlanOptions, VersionOptions>;
 
 // `args` without the program's name. InvalidArgument when they are no valid command line; the
 // message ends with the help command to try. Pure: reads no file and no environment.

@@ -10,6 +10,7 @@
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
 #include "launch/serve_command.h"
+#include "launch/supervise_command.h"
 #include "launch/tokenize_command.h"
 #include "launch/version_command.h"
 
@@ -26,6 +27,7 @@ CommandSpec ScoreSpec(ScoreOptions* options);
 absl::Status CheckScoreOptions(const ScoreOptions& options);
 
 CommandSpec ServeSpec(ServeOptions* options);
+CommandSpec SuperviseSpec(SuperviseOptions* options);
 
 CommandSpec BatchSpec(BatchOptions* options);
 absl::Status CheckBatchOptions(const BatchOptions& options);

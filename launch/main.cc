@@ -32,6 +32,7 @@ struct RunCommand {
   int operator()(const GenerateOptions& options) const { return RunGenerate(options); }
   int operator()(const ScoreOptions& options) const { return RunScore(options); }
   int operator()(const ServeOptions& options) const { return RunServe(options); }
+  int operator()(const SuperviseOptions& options) const { return RunSupervise(options); }
   int operator()(const BatchOptions& options) const { return RunBatch(options); }
   int operator()(const TokenizeOptions& options) const { return RunTokenize(options); }
   int operator()(const PlanOptions& options) const { return RunPlan(options); }

@@ -88,7 +88,22 @@ absl::StatusOr<size_t> ParseOne(const CommandSpec& command, std::span<const std:
   return i + 1;
 }
 
+// Of a command that takes words behind "--".
+absl::Status CheckWords(const CommandSpec& command, const std::vector<std::string>& operands) {
+  const std::string usage =
+      absl::StrFormat("lockstep %s [options] -- %s", command.name, command.operand);
+  if (!operands.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("unexpected argument '%s' in front of --: %s", operands[0], usage));
+  }
+  if (command.operand_words->empty() || command.operand_words->front().empty()) {
+    return absl::InvalidArgumentError("nothing follows --: " + usage);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOperands(const CommandSpec& command, const std::vector<std::string>& operands) {
+  if (command.operand_words != nullptr) return CheckWords(command, operands);
   const size_t most = command.operand.empty() ? 0 : 1;
   if (operands.size() > most) {
     const std::string& extra = operands[most];
@@ -159,7 +174,9 @@ absl::Status ParseOptions(const CommandSpec& command, std::span<const std::strin
       return absl::OkStatus();
     }
     if (arg == "--") {
-      operands.insert(operands.end(), args.begin() + i + 1, args.end());
+      std::vector<std::string>& rest =
+          command.operand_words != nullptr ? *command.operand_words : operands;
+      rest.insert(rest.end(), args.begin() + i + 1, args.end());
       break;
     }
     if (arg.size() < 2 || arg[0] != '-') {
@@ -178,8 +195,10 @@ absl::Status ParseOptions(const CommandSpec& command, std::span<const std::strin
 
 std::string FormatHelp(const CommandSpec& command) {
   std::string out = "Usage: lockstep " + command.name;
-  if (!command.operand.empty()) out += " " + command.operand;
+  const bool words = command.operand_words != nullptr;
+  if (!command.operand.empty() && !words) out += " " + command.operand;
   if (!command.groups.empty()) out += " [options]";
+  if (words) out += " -- " + command.operand;
   out += "\n\n" + command.description;
   for (const OptionGroup& group : command.groups) {
     out += "\n" + group.title + ":\n";

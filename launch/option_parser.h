@@ -40,6 +40,8 @@ struct CommandSpec {
   std::vector<OptionGroup> groups;
   std::string footer;  // examples, exit statuses
   std::string* operand_value = nullptr;
+  // Takes all that follows "--", in place of an operand: at least one word.
+  std::vector<std::string>* operand_words = nullptr;
 };
 
 // Sets what the options' `set` functions set. InvalidArgument for the first fault in `args` (what

@@ -12,6 +12,9 @@
 # Other hosts are reached by ssh, and need the binary, and MODEL, in the same place. --network says over which network MPI and mpirun
 # talk. Without it they try all that they find: a bridge of containers, which has the same address on each host, makes them wait for ever.
 #
+# `serve ... --restarts K` starts a server's ranks again when they have failed, at most K times in a row: `lockstep supervise`, which
+# stands in front of mpirun, takes the option.
+#
 # A server or a batch job is stopped by SIGTERM to this script, or Ctrl-C: it goes to the ranks as SIGUSR2, so that running requests
 # may finish.
 set -euo pipefail
@@ -38,6 +41,23 @@ done
 [ ${#ranks[@]} -gt 0 ] || [ ${#hosts[@]} -gt 0 ] || ranks=(-np 1)
 [ -x "$lockstep" ] || { echo "$me: $lockstep is not built; bash launch/quickstart.sh builds it" >&2; exit 2; }
 
+supervise=()
+if [ "${1:-}" = serve ]; then
+  rest=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --restarts)
+        [ $# -gt 1 ] || { echo "$me: --restarts needs a number" >&2; exit 2; }
+        supervise=("$lockstep" supervise "--restarts=$2" --)
+        shift ;;
+      --restarts=*) supervise=("$lockstep" supervise "$1" --) ;;
+      *) rest+=("$1") ;;
+    esac
+    shift
+  done
+  set -- "${rest[@]}"
+fi
+
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_mpi_yield_when_idle=1
@@ -59,6 +79,8 @@ fi
 
 # Behind mpirun nobody sees whether stderr is a terminal.
 [ ! -t 2 ] || export LOCKSTEP_STDERR_IS_TERMINAL=1
+
+[ ${#supervise[@]} -eq 0 ] || exec "${supervise[@]}" mpirun -q -np "$ranks" "$lockstep" "$@"
 
 # A job in the background may not read from the terminal.
 drains=

@@ -19,6 +19,15 @@ OptionSet StoreSeconds(double* target) {
       target, [](double x) { return x >= 0 && x <= 1e6; }, "0 to 1000000");
 }
 
+// It belongs in front of mpirun: launch/run.sh takes it from the command line.
+absl::Status RefuseRestarts(const std::string& text) {
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "ranks cannot be started again from within: write bash launch/run.sh -n RANKS serve MODEL "
+      "... --restarts %s, or lockstep supervise --restarts %s -- mpirun -np RANKS lockstep serve "
+      "MODEL ...",
+      text, text));
+}
+
 OptionGroup ServerGroup(ServeOptions* options) {
   return {
       "Server",
@@ -48,6 +57,11 @@ OptionGroup ServerGroup(ServeOptions* options) {
            "After SIGTERM to rank 0, or SIGUSR2 to mpirun: time that running requests have left to "
            "finish.",
            absl::StrCat(options->drain_seconds), false, StoreSeconds(&options->drain_seconds)},
+          {"--restarts", "N",
+           "To launch/run.sh, not to mpirun: starts ranks that have failed again, at most N times "
+           "in "
+           "a row; 'lockstep help supervise' says how.",
+           "", false, RefuseRestarts},
           {"--generation-config", "SOURCE",
            "auto takes sampling defaults and end ids from the model's generation_config.json; none "
            "leaves that file out.",
@@ -82,6 +96,36 @@ CommandSpec ServeSpec(ServeOptions* options) {
   for (OptionGroup& group : EngineGroups(&options->engine)) {
     spec.groups.push_back(std::move(group));
   }
+  return spec;
+}
+
+CommandSpec SuperviseSpec(SuperviseOptions* options) {
+  CommandSpec spec = {
+      "supervise",
+      "COMMAND [ARG...]",
+      "starts a server's ranks again when they have failed",
+      "Runs COMMAND, which starts the ranks of `lockstep serve` (mpirun, srun), and runs it\n"
+      "again when it has failed: any exit status but 0, and 2, a refusal. Rank 0 gets its\n"
+      "port from here and has to run on this host; while there is none, requests get 503.\n"
+      "The first wait before a restart is 1 s, each further one twice as long, at most 60 s.\n"
+      "Both begin anew after a failure of a server that was ready for 10 minutes.\n",
+      {{"Options",
+        {{"--restarts", "N",
+          "Restarts in a row; after the last one the failure's status is passed on.",
+          absl::StrCat(options->max_restarts), false,
+          StoreInt(&options->max_restarts, 0, 1000000)}}}},
+      "SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 reach COMMAND as SIGUSR2, upon which running\n"
+      "requests may finish; there is no restart then. A second one ends at once, and so does\n"
+      "the first where no server is ready: by that signal. Nothing of COMMAND stays behind,\n"
+      "on this host, even if this process is killed.\n"
+      "\n"
+      "Examples:\n"
+      "  lockstep supervise --restarts 5 -- mpirun -np 2 lockstep serve ./Llama\n"
+      "  bash launch/run.sh -n 2 serve ./Llama --restarts 5          # the same\n\n"
+      "Exit status: that of COMMAND's last run (128 + N: signal N ended a rank); 2 where\n"
+      "COMMAND cannot be started.\n",
+      nullptr};
+  spec.operand_words = &options->command;
   return spec;
 }
 

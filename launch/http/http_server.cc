@@ -87,7 +87,8 @@ void SetUpClient(int fd, double idle_seconds) {
 
 class EpollHttpServer final : public HttpServer {
  public:
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options,
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(HttpListeners listeners,
+                                                            const HttpServerOptions& options,
                                                             HttpHandler handler,
                                                             HttpErrorBody error_body);
   ~EpollHttpServer() override;
@@ -159,8 +160,8 @@ class EpollHttpServer final : public HttpServer {
 };
 
 absl::StatusOr<std::unique_ptr<HttpServer>> EpollHttpServer::Create(
-    const HttpServerOptions& options, HttpHandler handler, HttpErrorBody error_body) {
-  LOCKSTEP_ASSIGN_OR_RETURN(HttpListeners listeners, ListenOn(options.host, options.port));
+    HttpListeners listeners, const HttpServerOptions& options, HttpHandler handler,
+    HttpErrorBody error_body) {
   std::unique_ptr<EpollHttpServer> server(new EpollHttpServer);
   HttpContext& context = server->context_;
   context.options = options;
@@ -324,6 +325,8 @@ void EpollHttpServer::CloseListeners() {
   for (const auto& listener : listeners_) {
     while (Accept(listener->fd())) {
     }
+    // Closing does not end the watch where there are copies of the socket.
+    Watch(EPOLL_CTL_DEL, listener->fd(), 0, listener.get());
   }
   listeners_.clear();
   accepting_paused_ = false;
@@ -362,7 +365,16 @@ void EpollHttpServer::DeleteClosed() {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options,
                                                                HttpHandler handler,
                                                                HttpErrorBody error_body) {
-  return EpollHttpServer::Create(options, std::move(handler), std::move(error_body));
+  LOCKSTEP_ASSIGN_OR_RETURN(HttpListeners listeners, ListenOn(options.host, options.port));
+  return Create(std::move(listeners), options, std::move(handler), std::move(error_body));
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(HttpListeners listeners,
+                                                               const HttpServerOptions& options,
+                                                               HttpHandler handler,
+                                                               HttpErrorBody error_body) {
+  return EpollHttpServer::Create(std::move(listeners), options, std::move(handler),
+                                 std::move(error_body));
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "launch/http/http_listener.h"
 #include "runtime/core/status.h"
 
 namespace lockstep {
@@ -102,6 +103,12 @@ class HttpServer {
  public:
   // Binds and listens, and serves from then on. Errors name host, port and the system's reason.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options,
+                                                            HttpHandler handler,
+                                                            HttpErrorBody error_body);
+  // The same on sockets that listen already; options.host and port do not count. Of a socket there
+  // may be copies, in other processes too: of those that accept, any may get a connection.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(HttpListeners listeners,
+                                                            const HttpServerOptions& options,
                                                             HttpHandler handler,
                                                             HttpErrorBody error_body);
   // Closes every connection and ends the thread. Exchanges may outlive the server. Not from its

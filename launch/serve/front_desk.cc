@@ -48,9 +48,11 @@ absl::StatusOr<std::unique_ptr<FrontDesk>> FrontDesk::Create(const HttpServerOpt
                                                              const std::string& model_name,
                                                              const std::string& version) {
   std::unique_ptr<FrontDesk> desk(new FrontDesk(model_name, version));
+  LOCKSTEP_ASSIGN_OR_RETURN(LeasedPort port, TakePort(options.host, options.port));
+  desk->lease_ = std::move(port.lease);
   LOCKSTEP_ASSIGN_OR_RETURN(desk->http_,
                             HttpServer::Create(
-                                options,
+                                std::move(port.listeners), options,
                                 [desk = desk.get()](std::shared_ptr<HttpExchange> exchange) {
                                   desk->Handle(std::move(exchange));
                                 },
@@ -63,12 +65,14 @@ void FrontDesk::Open(const Engine& engine, OpenAiApi& api, MetricLabels info) {
   owned_.reset(new Served{engine, api, std::move(info)});
   served_ = owned_.get();
   state_ = ServerState::kReady;
+  lease_.TellReady();
 }
 
 void FrontDesk::Close(double seconds) {
   http_->Drain(seconds);
   listening_ = nullptr;
   http_.reset();
+  lease_ = {};
   served_ = nullptr;
   owned_.reset();
 }

@@ -10,6 +10,7 @@
 #include "launch/http/http_server.h"
 #include "launch/openai/api_server.h"
 #include "launch/serve/metrics.h"
+#include "launch/supervise/port_handover.h"
 #include "runtime/engine.h"
 
 namespace lockstep {
@@ -19,7 +20,7 @@ enum class ServerState { kStarting, kReady, kDraining, kFailed };
 class FrontDesk {
  public:
   // Listens from then on; every answer is 503 until Open. `model_name` labels the metrics. Errors
-  // as HttpServer::Create.
+  // as TakePort and HttpServer::Create.
   static absl::StatusOr<std::unique_ptr<FrontDesk>> Create(const HttpServerOptions& options,
                                                            const std::string& model_name,
                                                            const std::string& version);
@@ -30,7 +31,7 @@ class FrontDesk {
   void SetState(ServerState state) { state_ = state; }
   ServerState state() const { return state_; }
   // Waits at most `seconds` until what was answered is sent, then ends every connection and lets go
-  // of engine and API.
+  // of port, engine and API.
   void Close(double seconds);
 
   int port() const { return http_->port(); }
@@ -52,6 +53,7 @@ class FrontDesk {
   void AnswerMetrics(HttpExchange& exchange) const;
 
   const std::string version_;
+  PortLease lease_;
   Metrics metrics_;
   std::atomic<ServerState> state_ = ServerState::kStarting;
   std::unique_ptr<const Served> owned_;

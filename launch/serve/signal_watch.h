@@ -30,6 +30,8 @@ class SignalWatch {
   // The next signal; none when Wake was called, or after `seconds` (negative: no limit).
   std::optional<StopSignal> Wait(double seconds);
   void Wake();
+  // Readable when a signal is there, for who waits for other things as well: then Wait(0) has it.
+  int fd() const { return signals_; }
 
   // Ends the process as the signal would have.
   [[noreturn]] static void EndBy(int signal_number);

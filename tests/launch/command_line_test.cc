@@ -155,6 +155,26 @@ TEST(CommandLine, ServeDefaultsAndOptions) {
   }
 }
 
+TEST(CommandLine, SuperviseTakesWhatFollowsTheDashes) {
+  EXPECT_EQ(Parse<SuperviseOptions>({"supervise", "--", "x"}).max_restarts, 3);
+  const auto options = Parse<SuperviseOptions>(
+      {"supervise", "--restarts", "7", "--", "mpirun", "-np", "2", "lockstep", "--help", "--"});
+  EXPECT_EQ(options.max_restarts, 7);
+  EXPECT_EQ(options.command, (Args{"mpirun", "-np", "2", "lockstep", "--help", "--"}));
+  const std::string usage = "lockstep supervise [options] -- COMMAND [ARG...]";
+  EXPECT_EQ(Parse<HelpOptions>({"help", "supervise"}).text.find("Usage: " + usage), 0u);
+  const std::string hint = "\nTry 'lockstep help supervise'.";
+  EXPECT_EQ(Refusal({"supervise"}), "nothing follows --: " + usage + hint);
+  EXPECT_EQ(Refusal({"supervise", "--", ""}), "nothing follows --: " + usage + hint);
+  EXPECT_EQ(Refusal({"supervise", "a", "--", "b"}),
+            "unexpected argument 'a' in front of --: " + usage + hint);
+  EXPECT_EQ(Refusal({"supervise", "--restarts", "-1", "--", "b"}).find("--restarts -1: "), 0u);
+  EXPECT_EQ(Refusal({"serve", "m", "--restarts", "4"}),
+            "--restarts 4: ranks cannot be started again from within: write bash launch/run.sh -n "
+            "RANKS serve MODEL ... --restarts 4, or lockstep supervise --restarts 4 -- mpirun -np "
+            "RANKS lockstep serve MODEL ...\nTry 'lockstep help serve'.");
+}
+
 TEST(CommandLine, GenerateTakesEverySamplingAndEngineOption) {
   const auto options = Parse<GenerateOptions>({"generate",
                                                "m",
@@ -376,7 +396,8 @@ TEST(CommandLine, MissingAndSurplusPieces) {
 TEST(CommandLine, HelpNamesEveryOption) {
   const std::string general = Parse<HelpOptions>({"help"}).text;
   EXPECT_EQ(Parse<HelpOptions>({"--help"}).text, general);
-  for (const char* command : {"generate", "score", "tokenize", "plan", "version", "help"}) {
+  for (const char* command :
+       {"generate", "score", "supervise", "tokenize", "plan", "version", "help"}) {
     EXPECT_NE(general.find(command), std::string::npos) << command;
     const std::string help = Parse<HelpOptions>({"help", command}).text;
     EXPECT_EQ(help.find("Usage: lockstep " + std::string(command)), 0u) << help;
