@@ -80,7 +80,7 @@ fi
 # Behind mpirun nobody sees whether stderr is a terminal.
 [ ! -t 2 ] || export LOCKSTEP_STDERR_IS_TERMINAL=1
 
-[ ${#supervise[@]} -eq 0 ] || exec "${supervise[@]}" mpirun -q -np "$ranks" "$lockstep" "$@"
+[ ${#supervise[@]} -eq 0 ] || exec "${supervise[@]}" mpirun $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@"
 
 # A job in the background may not read from the terminal.
 drains=
