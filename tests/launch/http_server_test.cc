@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 #include <netdb.h>
+#include <unistd.h>
 
+#include <future>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/launch/http_client.h"
@@ -456,6 +460,42 @@ TEST(HttpServerTest, APortIsFreeAgainAtOnce) {
   EXPECT_EQ(client.Ask(Get("/echo")).status, 200);
   server.Stop();  // closes first: the port lingers in TIME_WAIT
   EXPECT_TRUE(Try(At("127.0.0.1", port)).ok());
+}
+
+TEST(HttpServerTest, AServerThatStopsAcceptingLeavesCopiesOfItsSocketToOthers) {
+  absl::StatusOr<HttpListeners> own = ListenOn("127.0.0.1", 0);
+  ASSERT_TRUE(own.ok()) << own.status();
+  const int port = own->port;
+  HttpListeners copy;
+  copy.port = port;
+  copy.sockets.emplace_back(dup(own->sockets.at(0).get()));
+  std::promise<std::shared_ptr<HttpExchange>> held;
+  const auto serve = [](HttpListeners listeners, HttpHandler handler) {
+    auto server = HttpServer::Create(std::move(listeners), {}, std::move(handler), nullptr);
+    EXPECT_TRUE(server.ok()) << server.status();
+    return *std::move(server);
+  };
+  const auto first = serve(std::move(copy), [&held](const std::shared_ptr<HttpExchange>& e) {
+    if (e->request().path == "/held") return held.set_value(e);
+    e->Respond(200, {}, "");
+  });
+  TestClient busy(port);
+  ASSERT_TRUE(busy.Send(Get("/held")));
+  const std::shared_ptr<HttpExchange> exchange = held.get_future().get();
+  TestClient idle(port);
+  EXPECT_EQ(idle.Ask(Get("/")).status, 200);
+  first->StopAccepting();
+  EXPECT_TRUE(idle.ReadsEnd());
+  // The first server still runs, for one client, and must not touch the next.
+  TestClient next(port);
+  ASSERT_TRUE(next.Send(Get("/")));
+  EXPECT_FALSE(next.ReadMore(0.2));
+  const auto second = serve(*std::move(own), [](const std::shared_ptr<HttpExchange>& e) {
+    e->Respond(200, {}, "second");
+  });
+  EXPECT_EQ(next.ReadResponse().body, "second");
+  exchange->Respond(200, {}, "first");
+  EXPECT_EQ(busy.ReadResponse().body, "first");
 }
 
 // Whether this machine's "localhost" is ::1, too.
