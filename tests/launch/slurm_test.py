@@ -6,7 +6,7 @@ usage: slurm_test.py LOCKSTEP SOURCE_DIR [unittest options]        standard libr
 Skipped, with the reason, where Slurm is not installed or does not start. With LOCKSTEP_REQUIRE_SLURM in the environment that is a
 failure. The null model answers: what it says of a prompt is known (expected_ids), whatever ranks, nodes and restarts there were.
 """
-import collections, concurrent.futures, json, os, pathlib, shutil, signal, sys, tempfile, time, unittest
+import collections, concurrent.futures, json, os, pathlib, re, shutil, signal, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 from serve_harness import expected_ids
 from slurm_box import SlurmBox, Unavailable
@@ -25,6 +25,13 @@ def prompt_of(number):
     return [number % 320, 7, number // 320]
 
 
+def make_model(folder):
+    model = folder / "model"
+    model.mkdir()
+    shutil.copy(SOURCE / "tests/data/tiny-llama/config.json", model)
+    return model
+
+
 class Job:
     """A job of `count` lines. Submitting it again is running the same command again."""
 
@@ -33,9 +40,7 @@ class Job:
         self.input, self.output, self.log_file = folder / "in.jsonl", folder / "out.jsonl", folder / "log"
         self.input.write_text("".join(json.dumps({"custom_id": f"r{n}", "prompt": prompt_of(n), "max_tokens": TOKENS, "temperature": 0})
                                       + "\n" for n in range(1, count + 1)))
-        model = folder / "model"
-        model.mkdir()
-        shutil.copy(SOURCE / "tests/data/tiny-llama/config.json", model)
+        model = make_model(folder)
         self.command = ["sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={self.log_file}", *sbatch,
                         SOURCE / "launch/slurm" / script, model, self.input, self.output, "--load-format", "null", "--tp", "2",
                         "--device", "cpu", "--progress", "none", *options]
@@ -85,14 +90,33 @@ class Job:
         raise AssertionError(f"no rank {rank}: {self.log()}")
 
 
+class ServerJob(Job):
+    def __init__(self, folder, *options):
+        self.log_file = folder / "log"
+        self.command = ["sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={self.log_file}",
+                        SOURCE / "launch/slurm/server.sbatch", make_model(folder), "--load-format", "null", "--tp", "2", "--device", "cpu",
+                        "--port", "0", *options]
+        self.submit()
+
+    def wait_serving(self, times=1):
+        self.wait_for(lambda: self.log().count(" serving ") == times, f"serving for the {times}. time")
+
+    def health(self):
+        port = re.search(r" serving \S+ on http://127.0.0.1:(\d+)", self.log())[1]
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).status
+        except urllib.error.HTTPError as e:
+            return e.code
+
+
 class SlurmTest(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
-    def job(self, *args, **options):
-        job = Job(self.folder, *args, **options)
+    def job(self, *args, kind=Job, **options):
+        job = kind(self.folder, *args, **options)
         self.addCleanup(box.run, "scancel", job.number, check=False)
         return job
 
@@ -228,6 +252,34 @@ class EarlyEndTest(SlurmTest):
             self.assertEqual(job.restarts(), 0)
             self.continue_to_the_end(job)
         self.each(check, 0, 1)
+
+
+class ServerTest(SlurmTest):
+    def test_ranks_that_die_are_started_again_and_sigusr2_drains(self):
+        job = self.job(kind=ServerJob)
+        job.wait_serving()
+        for number, rank in ((1, 1), (2, 0)):
+            os.kill(job.rank(rank), signal.SIGKILL)
+            job.wait_for(lambda: f"restart {number} of 5" in job.log(), "a restart")
+            self.assertEqual(job.health(), 503)
+            job.wait_serving(number + 1)
+            self.assertEqual(job.health(), 200)
+        box.run("scancel", "--batch", "--signal=USR2", job.number)
+        self.assertEqual(job.wait_for_end(), "COMPLETED", job.log())
+        self.assertNotIn("restart 3", job.log())
+
+    def test_scancel_restarts_nothing(self):
+        job = self.job(kind=ServerJob)
+        job.wait_serving()
+        box.run("scancel", job.number)
+        self.assertEqual(job.wait_for_end(), "CANCELLED", job.log())
+        self.assertNotIn("restart", job.log())
+
+    def test_a_refused_server_fails_with_its_status(self):
+        job = self.job("--max-num-seqs", "0", kind=ServerJob)
+        self.assertEqual(job.wait_for_end(), "FAILED", job.log())
+        self.assertEqual(box.job(job.number)["ExitCode"], "2:0", job.log())
+        self.assertNotIn("restart", job.log())
 
 
 class TimeLimitTest(SlurmTest):
