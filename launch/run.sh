@@ -72,6 +72,7 @@ if [ ${#hosts[@]} -gt 0 ]; then
   quiet=  # mpirun tells which host it has lost
   # Other hosts get no variables but Open MPI's.
   for name in $(compgen -e NCCL_); do hosts+=(-x "$name"); done
+  [ ${#supervise[@]} -eq 0 ] || hosts+=(-x LOCKSTEP_SUPERVISOR)  # a rank 0 that is not on its host says so
 fi
 
 # mpirun reads the standard input of whoever called, wanted or not: it gets it where a prompt comes from there.
