@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -113,6 +114,11 @@ class Engine {
   // Rank 0. Ends what is left of the request, before the next step: its choices get one final event
   // (kCancelled). Does nothing for a request that has ended or never was.
   virtual void Cancel(RequestId id) = 0;
+
+  // Rank 0, before Run. `callback` is called on the engine's thread whenever the events of a step,
+  // or of cancellations, have gone to the requests' callbacks: who gathers them acts then. One
+  // callback; a later one takes its place.
+  virtual void OnDelivered(std::function<void()> callback) = 0;
 
   // Rank 0. Steps until every submitted request has ended.
   virtual absl::Status RunUntilIdle() = 0;

@@ -114,10 +114,15 @@ bool EngineLoop::ReadInbox() {
   return stopping;
 }
 
+void EngineLoop::Delivered() const {
+  if (on_delivered_) on_delivered_();
+}
+
 absl::Status EngineLoop::RunUntilIdle() {
   LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
   while (true) {
     ReadInbox();
+    Delivered();  // of cancellations
     if (!scheduler_->idle()) {
       LOCKSTEP_RETURN_IF_ERROR(Step());
       continue;
@@ -133,6 +138,7 @@ absl::Status EngineLoop::Run() {
   while (true) {
     const bool stopping = ReadInbox();
     if (stopping) scheduler_->CancelAll();
+    Delivered();  // of cancellations
     if (!scheduler_->idle()) {
       LOCKSTEP_RETURN_IF_ERROR(Step());
     } else if (stopping) {
@@ -174,8 +180,9 @@ absl::Status EngineLoop::Step() {
   while (launched && scheduler_->num_in_flight() < options_.steps_in_flight) {
     LOCKSTEP_RETURN_IF_ERROR(Fail(LaunchStep(&launched)));
   }
-  if (scheduler_->num_in_flight() == 0) return absl::OkStatus();
-  return Fail(LandStep());
+  if (scheduler_->num_in_flight() > 0) return Fail(LandStep());
+  Delivered();  // what could not be scheduled
+  return absl::OkStatus();
 }
 
 // Plans, broadcasts and launches one step; `launched` becomes false when there is none.
@@ -210,11 +217,15 @@ absl::Status EngineLoop::LandStep() {
       std::chrono::duration<double>(from - std::max(step.planned_at, last_landed_)).count();
   last_landed_ = from;
   CountStep(*result, step.prompt_tokens, seconds);
+  StepRecord record;
   if (step_log_ != nullptr) {
-    LOCKSTEP_RETURN_IF_ERROR(
-        step_log_->Write(step.step, seconds, scheduler_->OldestRows(), scheduler_->stats()));
+    record = {step.step, std::chrono::system_clock::now(), seconds, scheduler_->OldestRows(),
+              scheduler_->stats()};
   }
   scheduler_->Update(*result);
+  Delivered();
+  // Nobody waits for the log.
+  if (step_log_ != nullptr) LOCKSTEP_RETURN_IF_ERROR(step_log_->Write(record));
   EndPhase(&StepPhaseSeconds::deliver, &from);
 #ifndef NDEBUG
   LOCKSTEP_RETURN_IF_ERROR(scheduler_->CheckInvariants());

@@ -59,6 +59,7 @@ class EngineLoop : public Engine {
   int64_t max_model_len() const override { return limits_.max_model_len; }
   absl::StatusOr<RequestId> Submit(Request request) override;
   void Cancel(RequestId id) override;
+  void OnDelivered(std::function<void()> callback) override { on_delivered_ = std::move(callback); }
   absl::Status RunUntilIdle() override;
   absl::Status Run() override;
   void RequestStop() override;
@@ -88,6 +89,7 @@ class EngineLoop : public Engine {
   bool ReadInbox();
   // Rank 0. Keeps steps_in_flight steps launched, and lands the oldest.
   absl::Status Step();
+  void Delivered() const;
   absl::Status LaunchStep(bool* launched);
   absl::Status LandStep();
   absl::Status WaitForWork();
@@ -105,6 +107,7 @@ class EngineLoop : public Engine {
   std::unique_ptr<Scheduler> scheduler_;  // rank 0
   std::unique_ptr<StepLog> step_log_;     // rank 0, when asked for
   PromptLogitsSink sink_;                 // rank 0
+  std::function<void()> on_delivered_;    // rank 0; may be empty
   StepPlan plan_;                         // rank 0
   PlanBuffer buffer_;
   // Rank 0: a launched step.

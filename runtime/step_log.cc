@@ -1,7 +1,6 @@
 #include "runtime/step_log.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "runtime/core/json.h"
@@ -18,17 +17,16 @@ absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Create(const std::string& path
   return log;
 }
 
-absl::Status StepLog::Write(uint64_t step, double seconds, std::span<const ScheduledRows> rows,
-                            const SchedulerStats& stats) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
+absl::Status StepLog::Write(const StepRecord& record) {
+  const SchedulerStats& stats = record.stats;
   OrderedJson line;
-  line["step"] = step;
-  line["time"] = std::chrono::duration<double>(now).count();
-  line["seconds"] = seconds;
+  line["step"] = record.step;
+  line["time"] = std::chrono::duration<double>(record.landed_at.time_since_epoch()).count();
+  line["seconds"] = record.seconds;
   int64_t tokens = 0;
   int64_t prompt_tokens = 0;
   OrderedJson requests = OrderedJson::array();
-  for (const ScheduledRows& row : rows) {
+  for (const ScheduledRows& row : record.rows) {
     tokens += row.count;
     prompt_tokens += row.prompt_tokens;
     requests.push_back({{"id", row.id},

@@ -227,29 +227,30 @@ void CallPreparer::Submit(const std::shared_ptr<OpenCall>& call,
   for (size_t p = 0; p < requests.size(); ++p) {
     Request& request = requests[p];
     const int64_t num_tokens = std::ssize(request.prompt);
-    // On the engine's thread: nothing but this may be done here.
+    // On the engine's thread: nothing but this may be done here. It announces what has gathered.
     request.on_event = [queue, call, p, n](const RequestEvent& event) {
       const size_t choice = p * static_cast<size_t>(n) + static_cast<size_t>(event.choice);
       if (!call->control.wants(choice)) return false;
-      queue->Push({.kind = ServingEvent::Kind::kEngineEvent,
-                   .call = call,
-                   .prompt = p,
-                   .at = ServingClock::now(),
-                   .engine_event = event});
+      queue->PushQuietly({.kind = ServingEvent::Kind::kEngineEvent,
+                          .call = call,
+                          .prompt = p,
+                          .at = ServingClock::now(),
+                          .engine_event = event});
       return true;
     };
     request.on_admitted = [queue, call, submitted = ServingClock::now()] {
       const std::chrono::duration<double> waited = ServingClock::now() - submitted;
-      queue->Push({.kind = ServingEvent::Kind::kAdmitted, .call = call, .seconds = waited.count()});
+      queue->PushQuietly(
+          {.kind = ServingEvent::Kind::kAdmitted, .call = call, .seconds = waited.count()});
     };
     if (request.sampling.num_prompt_logprobs.has_value()) {
       request.on_prompt_logprobs = [queue, call, p](int64_t,
                                                     std::span<const PositionLogprobs> logprobs) {
         if (call->control.closed()) return;
-        queue->Push({.kind = ServingEvent::Kind::kPromptLogprobs,
-                     .call = call,
-                     .prompt = p,
-                     .prompt_logprobs = {logprobs.begin(), logprobs.end()}});
+        queue->PushQuietly({.kind = ServingEvent::Kind::kPromptLogprobs,
+                            .call = call,
+                            .prompt = p,
+                            .prompt_logprobs = {logprobs.begin(), logprobs.end()}});
       };
     }
     const absl::StatusOr<RequestId> id = call->control.Submit(engine_, std::move(request));

@@ -4,26 +4,47 @@
 
 namespace lockstep {
 
-void EventQueue::Push(ServingEvent event) {
-  bool was_empty;
+namespace {
+
+// The reader works beside a step's writer from so many events on.
+constexpr size_t kHandful = 64;
+
+}  // namespace
+
+void EventQueue::Push(ServingEvent event) { Add(std::move(event), 1); }
+
+void EventQueue::PushQuietly(ServingEvent event) { Add(std::move(event), kHandful); }
+
+void EventQueue::Add(ServingEvent event, size_t enough) {
   {
     const std::lock_guard lock(mutex_);
-    was_empty = events_.empty();
     events_.push_back(std::move(event));
+    if (announced_ || events_.size() < enough) return;
+    announced_ = true;
   }
-  if (was_empty) wake_.notify_one();
+  wake_.notify_one();
+}
+
+void EventQueue::Announce() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (announced_ || events_.empty()) return;
+    announced_ = true;
+  }
+  wake_.notify_one();
 }
 
 bool EventQueue::Take(std::optional<ServingClock::time_point> deadline,
                       std::vector<ServingEvent>* events) {
   std::unique_lock lock(mutex_);
-  const auto wanted = [this] { return !events_.empty() || stopped_; };
+  const auto wanted = [this] { return announced_ || stopped_; };
   if (deadline.has_value()) {
     wake_.wait_until(lock, *deadline, wanted);
   } else {
     wake_.wait(lock, wanted);
   }
   events->swap(events_);
+  announced_ = false;
   return !events->empty() || !stopped_;
 }
 

@@ -38,16 +38,24 @@ struct ServingEvent {
 // reader.
 class EventQueue {
  public:
+  // Wakes the reader.
   void Push(ServingEvent event);
+  // The same, but the reader sleeps on until Announce, or until a good handful has gathered: a step
+  // of many requests has an event for each, and waking the reader costs more than an event.
+  void PushQuietly(ServingEvent event);
+  void Announce();
   // Waits for events, or until `deadline`; puts them into `events`, which is empty before. False
   // when the queue was stopped and holds nothing more.
   bool Take(std::optional<ServingClock::time_point> deadline, std::vector<ServingEvent>* events);
   void Stop();
 
  private:
+  void Add(ServingEvent event, size_t enough);
+
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<ServingEvent> events_;
+  bool announced_ = false;  // the reader has been woken for them
   bool stopped_ = false;
 };
 

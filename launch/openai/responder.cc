@@ -9,6 +9,9 @@ namespace lockstep {
 
 namespace {
 
+// What these have made is sent while the responder goes on.
+constexpr size_t kEventsAtOnce = 32;
+
 double SecondsSince(ServingClock::time_point start) {
   return std::chrono::duration<double>(ServingClock::now() - start).count();
 }
@@ -22,7 +25,9 @@ Responder::Responder(Engine& engine, const Tokenizer* tokenizer, const Responder
       observer_(observer),
       queue_(std::make_shared<EventQueue>()),
       texts_(tokenizer),
-      thread_([this] { Run(); }) {}
+      thread_([this] { Run(); }) {
+  engine.OnDelivered([queue = queue_] { queue->Announce(); });
+}
 
 Responder::~Responder() {
   queue_->Stop();
@@ -84,7 +89,10 @@ void Responder::Run() {
     const std::optional<ServingClock::time_point> deadline =
         deadlines_.empty() ? std::nullopt : std::optional(deadlines_.begin()->first);
     if (!queue_->Take(deadline, &events)) return;
-    for (ServingEvent& event : events) HandleSafely(event);
+    for (size_t i = 0; i < events.size(); ++i) {
+      HandleSafely(events[i]);
+      if (i % kEventsAtOnce == kEventsAtOnce - 1) Flush();
+    }
     events.clear();
     KeepDeadlines();
     KeepHeldBytes();

@@ -30,6 +30,7 @@ class MadeUpEngine : public Engine {
     return static_cast<RequestId>(requests_.size());
   }
   void Cancel(RequestId) override {}
+  void OnDelivered(std::function<void()> callback) override { on_delivered_ = std::move(callback); }
   absl::Status RunUntilIdle() override { return absl::OkStatus(); }
   absl::Status Run() override { return absl::OkStatus(); }
   void RequestStop() override {}
@@ -50,11 +51,13 @@ class MadeUpEngine : public Engine {
       }
       request.on_event(event);
     }
+    on_delivered_();
   }
 
  private:
   std::mutex mutex_;
   std::vector<Request> requests_;
+  std::function<void()> on_delivered_;
 };
 
 class CountingExchange : public HttpExchange {

@@ -40,9 +40,11 @@ class EchoEngine : public Engine {
       request.on_prompt_logprobs(1, logprobs);
     }
     for (int32_t choice = 0; choice < request.sampling.n; ++choice) Answer(request, choice);
+    on_delivered_();
     return ++last_id_;
   }
   void Cancel(RequestId) override {}
+  void OnDelivered(std::function<void()> callback) override { on_delivered_ = std::move(callback); }
   absl::Status RunUntilIdle() override { return absl::OkStatus(); }
   absl::Status Run() override { return absl::OkStatus(); }
   void RequestStop() override {}
@@ -76,6 +78,7 @@ class EchoEngine : public Engine {
 
   PlanLimits limits_;
   RequestId last_id_ = 0;
+  std::function<void()> on_delivered_;
 };
 
 class Exchange : public HttpExchange {
