@@ -16,10 +16,13 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
 }
 NcclCommunicator::~NcclCommunicator() = default;
 std::string NcclCommunicator::Version() { return "absent"; }
+absl::Status NcclCommunicator::AsyncError() const { return WithoutCuda(); }
+void NcclCommunicator::Abort() {}
 
 absl::StatusOr<std::unique_ptr<PeerWindows>> PeerWindows::Create(Communicator&, int64_t, int64_t) {
   return WithoutCuda();
 }
 PeerWindows::~PeerWindows() = default;
+void PeerWindows::Abort() {}
 
 }  // namespace lockstep

@@ -199,11 +199,6 @@ absl::Status MpiCommunicator::MapBlock() {
   return absl::OkStatus();
 }
 
-// Whether mpirun or srun --mpi=pmix started this process, in a way that MPI understands.
-bool StartedByLauncher() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
-}
-
 // Refuses a rank that is alone although several were meant: each would do the whole job, and all
 // write the same outputs. The first variable that is there is that of the innermost launcher.
 absl::Status CheckAloneOnPurpose() {
@@ -221,6 +216,10 @@ absl::Status CheckAloneOnPurpose() {
 }
 
 }  // namespace
+
+bool StartedByLauncher() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
+}
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
   if (!StartedByLauncher()) {

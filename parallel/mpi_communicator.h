@@ -25,6 +25,9 @@ namespace lockstep {
 // MPI knows nothing, Internal when MPI fails.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
 
+// Whether mpirun or srun --mpi=pmix started this process. Needs no MPI.
+bool StartedByLauncher();
+
 // Ends the whole job at once, from any thread: for errors after work started, where other ranks may
 // be inside a collective. exit_status must be 1..255.
 [[noreturn]] void AbortJob(int exit_status);

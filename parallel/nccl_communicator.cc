@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "parallel/cuda_ranks.h"
@@ -74,36 +76,43 @@ absl::StatusOr<CudaRank> MyRank(const Communicator& host, int device) {
   return CudaRank{host.host(), info.uuid, NumCudaDevices()};
 }
 
-// ncclCommInitRankConfig waits for all ranks, and where one of them has failed in it perhaps for
-// ever. It gets a thread of its own, which is left behind when time is up: the process ends then.
+// What waits for all ranks, and where one of them has failed in it perhaps for ever, gets a thread
+// of its own. It is left behind when time is up: the process ends then. `call` keeps what it uses.
+absl::Status RunWithin(bool one_host, const char* what, std::function<absl::Status()> call) {
+  const std::chrono::seconds limit(one_host ? 25 : 120);
+  const auto result = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> done = result->get_future();
+  std::thread([result, call = std::move(call)] { result->set_value(call()); }).detach();
+  if (done.wait_for(limit) == std::future_status::ready) return done.get();
+  return absl::DeadlineExceededError(absl::StrFormat(
+      "NCCL %s: %s still waits for the other ranks after %d s (%s%s; NCCL_DEBUG=INFO in the "
+      "environment tells more)",
+      NcclCommunicator::Version(), what, limit.count(), SharedMemoryText(),
+      one_host ? "" : kNetworkHint));
+}
+
+bool OnOneHost(const Communicator& host) { return host.ranks_on_host() == host.size(); }
+
 absl::StatusOr<ncclComm*> InitRank(int size, int rank, const ncclUniqueId& id, int max_blocks,
                                    bool one_host) {
-  const std::chrono::seconds limit(one_host ? 25 : 120);
   int device = 0;
   LOCKSTEP_CUDA(cudaGetDevice(&device));
-  const auto result = std::make_shared<std::promise<absl::StatusOr<ncclComm*>>>();
-  std::future<absl::StatusOr<ncclComm*>> connected = result->get_future();
-  std::thread([=] {
-    ncclComm* comm = nullptr;
-    absl::Status status = CudaStatus(cudaSetDevice(device), "cudaSetDevice");
-    if (status.ok()) {
-      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-      if (max_blocks > 0) config.maxCTAs = max_blocks;
-      status = NcclStatus(ncclCommInitRankConfig(&comm, size, id, rank, &config),
-                          "ncclCommInitRankConfig", nullptr);
-    }
-    if (status.ok()) {
-      result->set_value(comm);
-    } else {
-      result->set_value(status);
-    }
-  }).detach();
-  if (connected.wait_for(limit) == std::future_status::ready) return connected.get();
-  return absl::DeadlineExceededError(absl::StrFormat(
-      "NCCL %s: ncclCommInitRankConfig still waits for the other ranks after %d s (%s%s; "
-      "NCCL_DEBUG=INFO in the environment tells more)",
-      NcclCommunicator::Version(), limit.count(), SharedMemoryText(),
-      one_host ? "" : kNetworkHint));
+  const auto comm = std::make_shared<ncclComm*>(nullptr);
+  LOCKSTEP_RETURN_IF_ERROR(RunWithin(one_host, "ncclCommInitRankConfig", [=]() -> absl::Status {
+    LOCKSTEP_CUDA(cudaSetDevice(device));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (max_blocks > 0) config.maxCTAs = max_blocks;
+    return NcclStatus(ncclCommInitRankConfig(comm.get(), size, id, rank, &config),
+                      "ncclCommInitRankConfig", nullptr);
+  }));
+  return *comm;
+}
+
+// The error of the rank that failed before that of those that waited for it.
+absl::Status AgreeOnCause(Communicator& host, const absl::Status& mine) {
+  const bool waited = absl::IsDeadlineExceeded(mine);
+  LOCKSTEP_RETURN_IF_ERROR(Agree(host, waited ? absl::OkStatus() : mine));
+  return Agree(host, mine);
 }
 
 }  // namespace
@@ -124,8 +133,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
   if (host.size() == 1) return communicator;
   LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host, max_blocks));
-  LOCKSTEP_RETURN_IF_ERROR(communicator->WarmUp(host));
-  return communicator;
+  const absl::Status warm = communicator->WarmUp(host);
+  if (warm.ok()) return communicator;
+  communicator.release();  // the thread of a sum that never ends may still use it
+  return warm;
 }
 
 // COLLECTIVE.
@@ -135,13 +146,10 @@ absl::Status NcclCommunicator::Connect(Communicator& host, int max_blocks) {
   if (rank_ == 0) made = NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, made));
   LOCKSTEP_RETURN_IF_ERROR(host.Broadcast(&id, sizeof(id), 0));
-  const bool one_host = host.ranks_on_host() == host.size();
-  const absl::StatusOr<ncclComm*> connected = InitRank(size_, rank_, id, max_blocks, one_host);
+  const absl::StatusOr<ncclComm*> connected =
+      InitRank(size_, rank_, id, max_blocks, OnOneHost(host));
   if (connected.ok()) comm_ = *connected;
-  // The error of the rank that failed before that of those that waited for it.
-  const bool waited = absl::IsDeadlineExceeded(connected.status());
-  absl::Status all = Agree(host, waited ? absl::OkStatus() : connected.status());
-  if (all.ok()) all = Agree(host, connected.status());
+  const absl::Status all = AgreeOnCause(host, connected.status());
   if (!all.ok()) Abort();
   return all;
 }
@@ -149,14 +157,24 @@ absl::Status NcclCommunicator::Connect(Communicator& host, int max_blocks) {
 // COLLECTIVE. NCCL connects ranks, allocates and loads kernels at the first use of each of its ways
 // to do a sum: here, not in a step or while a graph is captured. Sizes meet all of these ways.
 absl::Status NcclCommunicator::WarmUp(Communicator& host) {
-  const absl::StatusOr<DeviceBuffer> data =
+  absl::StatusOr<DeviceBuffer> data =
       DeviceBuffer::Create(kWarmUpBytes * size_, "first use of NCCL");
   // Nobody begins who has not the memory to go on.
   LOCKSTEP_RETURN_IF_ERROR(Agree(host, data.status()));
-  return Agree(host, UseOnce(*data));
+  int device = 0;
+  LOCKSTEP_RETURN_IF_ERROR(Agree(host, CudaStatus(cudaGetDevice(&device), "cudaGetDevice")));
+  const auto kept = std::make_shared<DeviceBuffer>(*std::move(data));
+  // Where a rank fails alone the others' sums never end: after time is up nothing here goes away
+  // that such a sum, or the thread that waits for it, still uses.
+  const absl::Status all =
+      AgreeOnCause(host, RunWithin(OnOneHost(host), "its first use",
+                                   [this, device, kept] { return UseOnce(device, *kept); }));
+  if (!all.ok()) Abort();
+  return all;
 }
 
-absl::Status NcclCommunicator::UseOnce(const DeviceBuffer& data) {
+absl::Status NcclCommunicator::UseOnce(int device, const DeviceBuffer& data) {
+  LOCKSTEP_CUDA(cudaSetDevice(device));  // of this thread
   LOCKSTEP_ASSIGN_OR_RETURN(const OwnedCudaStream stream, OwnedCudaStream::Create());
   LOCKSTEP_RETURN_IF_ERROR(FillBytesAsync(data.data(), 0, data.size_bytes(), stream.get()));
   for (int64_t bytes = 1024; bytes <= kWarmUpBytes; bytes *= 4) {

@@ -27,8 +27,10 @@ class NcclCommunicator {
  public:
   // COLLECTIVE. The ranks of `host`, on the selected device of each (see BindCudaDevice), which
   // `device` must name. Errors are the same on all ranks: those of CheckOneGpuPerRank, found before
-  // NCCL is asked, else NCCL's own text and what there is to try (Internal), within half a minute
-  // on one host. After such a failure the process should end. A job of one rank does not use NCCL.
+  // NCCL is asked, else NCCL's own text and what there is to try (Internal, or DeadlineExceeded
+  // where a rank still waits for others), within half a minute for each of connecting and the first
+  // sums on one host. After such a failure the process should end. A job of one rank does not use
+  // NCCL.
   //
   // max_blocks: a collective takes no more blocks, which are multiprocessors, 1 to kMaxBlocks and
   // the same on all ranks; 0: NCCL's choice for this machine. NCCL_MAX_CTAS in the environment is
@@ -65,7 +67,7 @@ class NcclCommunicator {
   NcclCommunicator(int rank, int size) : rank_(rank), size_(size) {}
   absl::Status Connect(Communicator& host, int max_blocks);
   absl::Status WarmUp(Communicator& host);
-  absl::Status UseOnce(const DeviceBuffer& data);
+  absl::Status UseOnce(int device, const DeviceBuffer& data);
   // The communicator to use, null where there is one rank; an error after Abort.
   absl::StatusOr<ncclComm*> Usable() const;
 
