@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <limits>
@@ -33,8 +34,15 @@ namespace {
 // The window bounds what the API has to take: it is never busy.
 constexpr int64_t kApiQueue = int64_t{1} << 20;
 
+// mpirun ends the ranks also because one of them is gone: the watchdog may be about to say so.
+constexpr std::chrono::milliseconds kCauseDelay(300);
+
+bool LauncherEnds(const StopSignal& signal) {
+  return signal.number == SIGTERM && signal.from_parent && LaunchedByMpirun();
+}
+
 // Rank 0's part. The main thread prepares, runs the engine and closes; the thread of WatchSignals
-// says when to stop before the end.
+// says when to stop before the end; that of the watchdog calls Fail.
 class BatchJob : public EngineJob {
  public:
   BatchJob(const BatchOptions& options, SignalWatch signals);
@@ -79,6 +87,7 @@ class BatchJob : public EngineJob {
   bool closed_ = false;    // the watcher is to leave
   bool stopping_ = false;  // a signal has come
   bool finished_run_ = false;
+  bool failed_ = false;  // what called Fail ends the process
   TokenCounter tokens_;
   std::unique_ptr<BatchRun> run_;   // uses api_, which answers into it
   std::unique_ptr<OpenAiApi> api_;  // goes first
@@ -284,10 +293,12 @@ absl::Status BatchJob::Submit(Engine& engine, const SessionInfo& session) {
   return absl::OkStatus();
 }
 
-// Another rank may be gone, and mpirun about to end this one. What was answered is kept; what was
-// not has no record, and is answered when the job is run again.
+// Another rank may be gone, and mpirun about to end this one; the main thread may be anywhere. What
+// was answered is kept; what was not has no record, and is answered when the job is run again.
 void BatchJob::Fail(const absl::Status&) {
   const std::lock_guard lock(mutex_);
+  failed_ = true;
+  if (run_ == nullptr) return;
   run_->Abandon();
   run_->Flush().IgnoreError();
   LogInfo(BatchSummaryText(run_->counts()));
@@ -317,6 +328,7 @@ absl::Status BatchJob::Finish(const Engine&, const SessionInfo&) {
 void BatchJob::WatchSignals() {
   while (true) {
     const std::optional<StopSignal> signal = signals_.Wait(-1);
+    if (signal.has_value() && LauncherEnds(*signal)) std::this_thread::sleep_for(kCauseDelay);
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     if (signal.has_value()) OnSignal(*signal);
@@ -325,14 +337,13 @@ void BatchJob::WatchSignals() {
 
 void BatchJob::OnSignal(const StopSignal& signal) {
   // All is written, and the job is about to leave with a status that says how it went.
-  if (finished_run_) return;
+  if (finished_run_ || failed_) return;
   const std::string name = absl::StrCat("SIG", sigabbrev_np(signal.number));
   if (run_ == nullptr) {
     LogWarning(name + " while no line is being answered: ending");
     SignalWatch::EndBy(signal.number);
   }
-  const bool launcher_ends = signal.number == SIGTERM && signal.from_parent && LaunchedByMpirun();
-  if (std::exchange(stopping_, true) || launcher_ends) {
+  if (std::exchange(stopping_, true) || LauncherEnds(signal)) {
     LogWarning(name + ": ending at once");
     run_->Abandon();
     return;

@@ -162,6 +162,15 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            "Steps that are planned and sent before the tokens of the first of them are known, 1 or "
            "2.",
            "2 on cuda, 1 on cpu", false, StoreInt(&engine->steps_in_flight, 1, 2)},
+          {"--watchdog-seconds", "S",
+           "A rank that does not answer, or ranks that do not come further, for so long end the "
+           "job "
+           "with a message that names them; a rank that dies ends it at once. 1 to 86400; 0 turns "
+           "the watchdog off.",
+           absl::StrCat(flags->watchdog_seconds), false,
+           StoreNumber(
+               &flags->watchdog_seconds, [](double x) { return x == 0 || (x >= 1 && x <= 86400); },
+               "1 to 86400, or 0")},
       }};
   OptionGroup debug = {
       "Messages and checks",

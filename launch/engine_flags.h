@@ -22,6 +22,8 @@ struct EngineFlags {
   std::optional<DType> dtype;         // none: auto
   std::optional<int> tp;              // must be the number of ranks when given
   LogLevel log_level = LogLevel::kInfo;
+  // After so long without an answer or progress of a rank the job ends; 0: it waits for ever.
+  double watchdog_seconds = 60;
   // As given on the command line. dtype is filled in once the model is open; num_threads 0 means
   // the host's cores shared out among its ranks.
   EngineOptions engine = [] {

@@ -11,9 +11,12 @@
 #include <memory>
 #include <thread>
 
+#include "launch/job_watch.h"
 #include "launch/launch_check.h"
+#include "model/checkpoint/counted_checkpoint.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
+#include "parallel/watched_communicator.h"
 #include "runtime/core/cuda_device.h"
 #include "runtime/core/phase_times.h"
 #include "runtime/engine_device.h"
@@ -28,19 +31,8 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A fault after the start. Says whose it is, whatever the log level, and ends the job.
-[[noreturn]] void FailJob(const Communicator& communicator, const absl::Status& status) {
-  const std::string message(status.message());
-  // Where ranks learn of it together (another rank is gone; a check found the ranks apart), the
-  // lowest one speaks; its abort ends the others while they wait here.
-  std::this_thread::sleep_for(std::chrono::milliseconds(20) * communicator.rank());
-  if (communicator.size() > 1) {
-    std::fprintf(stderr, "lockstep error: rank %d (%s): %s\n", communicator.rank(),
-                 communicator.host().c_str(), message.c_str());
-  } else {
-    std::fprintf(stderr, "lockstep error: %s\n", message.c_str());
-  }
-  AbortJob(1);
+absl::Status Unexpected(const std::exception& e) {  // out of memory, or a bug
+  return absl::InternalError(absl::StrFormat("unexpected exception: %s", e.what()));
 }
 
 absl::Status CheckTpSize(const EngineFlags& flags, const Communicator& communicator) {
@@ -59,18 +51,25 @@ absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& commun
 
 // COLLECTIVE. Each rank opens the model by itself; rank 0 also prepares its job. Whatever ranks
 // must have alike is compared as soon as it is known: what follows from it would mislead.
-absl::Status Open(const EngineFlags& flags, Communicator& communicator, EngineJob& job,
-                  ModelSource* source) {
+absl::Status Open(const EngineFlags& flags, Communicator& communicator, JobWatch& watch,
+                  EngineJob& job, ModelSource* source) {
   const std::string opening = "opening " + flags.model;
   // The first collective: ranks that were refused earlier are in it, too (LeaveRefused).
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CheckTpSize(flags, communicator)));
   LOCKSTEP_RETURN_IF_ERROR(CheckSameLaunch(flags, communicator));
+  LOCKSTEP_RETURN_IF_ERROR(watch.Start(communicator, flags.watchdog_seconds));
+  RankProgress& progress = watch.watched().progress;
+  progress.SetPhase(RankPhase::kLoad);
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion(opening, [&] {
                                    return OpenOnThisRank(flags, communicator, source);
                                  })));
+  source->checkpoint = CountReadBytes(std::move(source->checkpoint),
+                                      [&progress](int64_t bytes) { progress.Mark(bytes); });
   LOCKSTEP_RETURN_IF_ERROR(CheckSameModel(*source, communicator));
   return Agree(communicator, CatchExhaustion(opening, [&] {
-                 return communicator.rank() == 0 ? job.Prepare(*source) : absl::OkStatus();
+                 if (communicator.rank() != 0) return absl::OkStatus();
+                 const ProgressPause pause(progress);  // reads files of any size, or stdin
+                 return job.Prepare(*source);
                }));
 }
 
@@ -83,12 +82,18 @@ int CoresOfThisProcess() {
 }
 
 EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& config,
-                                   DeviceKind device, const Communicator& communicator) {
+                                   DeviceKind device, const Communicator& communicator,
+                                   WatchedRank& watched) {
   EngineOptions options = flags.engine;
   options.dtype = flags.dtype.value_or(config.dtype);
   options.device = device;
   options.null_model = flags.load_format == LoadFormat::kNull;
   options.null_step_seconds = flags.null_step_ms / 1000;
+  options.watched = &watched;
+  // The ranks of an idle engine pass a collective well within the watchdog's time.
+  if (flags.watchdog_seconds > 0) {
+    options.heartbeat_seconds = std::min(options.heartbeat_seconds, flags.watchdog_seconds / 4);
+  }
   // There is no float16 arithmetic on CPUs.
   if (options.dtype == DType::kF16 && device == DeviceKind::kCpu) options.dtype = DType::kF32;
   if (options.num_threads == 0) {
@@ -100,40 +105,49 @@ EngineOptions ResolveEngineOptions(const EngineFlags& flags, const ModelConfig& 
 }
 
 // Rank 0's part between a standing engine and its end. The job's exit status.
-int Lead(Communicator& communicator, Engine& engine, EngineJob& job, const SessionInfo& session) {
-  if (absl::Status status = job.Submit(engine, session); !status.ok()) {
+int Lead(Communicator& communicator, JobWatch& watch, Engine& engine, EngineJob& job,
+         const SessionInfo& session) {
+  RankProgress& progress = watch.watched().progress;
+  const auto alone = [&progress](auto call) {  // the job's own affairs may take any time
+    const ProgressPause pause(progress);
+    return call();
+  };
+  if (absl::Status status = alone([&] { return job.Submit(engine, session); }); !status.ok()) {
+    if (absl::IsCancelled(status)) watch.Fail(communicator, status);  // Fail of the job came before
     Log(LogLevel::kError, std::string(status.message()));
     return 2;
   }
-  if (absl::Status status = job.Run(engine); !status.ok()) {
-    job.Fail(status);
-    FailJob(communicator, status);
-  }
-  if (absl::Status status = job.Finish(engine, session); !status.ok()) {
+  if (absl::Status status = job.Run(engine); !status.ok()) watch.Fail(communicator, status);
+  if (absl::Status status = alone([&] { return job.Finish(engine, session); }); !status.ok()) {
     Log(LogLevel::kError, std::string(status.message()));
     return 1;
   }
   return job.exit_status();
 }
 
-int LeadOrFollow(Communicator& communicator, Engine& engine, EngineJob& job,
+int LeadOrFollow(Communicator& communicator, JobWatch& watch, Engine& engine, EngineJob& job,
                  const SessionInfo& session) {
-  int exit_status = 0;
-  absl::Status status;
-  if (communicator.rank() == 0) {
-    exit_status = Lead(communicator, engine, job, session);
-    status = engine.Stop();
-  } else {
-    status = engine.Follow();
+  // An exception does not leave the engine: its end would wait for the other ranks.
+  try {
+    int exit_status = 0;
+    absl::Status status;
+    if (communicator.rank() == 0) {
+      exit_status = Lead(communicator, watch, engine, job, session);
+      status = engine.Stop();
+    } else {
+      status = engine.Follow();
+    }
+    if (status.ok()) status = communicator.Broadcast(&exit_status, sizeof(exit_status), 0);
+    if (!status.ok()) watch.Fail(communicator, status);
+    return exit_status;
+  } catch (const std::exception& e) {
+    watch.Fail(communicator, Unexpected(e));
   }
-  if (status.ok()) status = communicator.Broadcast(&exit_status, sizeof(exit_status), 0);
-  if (!status.ok()) FailJob(communicator, status);
-  return exit_status;
 }
 
 // Everything once the ranks can talk. A refusal is the same status on all ranks.
 absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communicator,
-                               PhaseTimes& times, EngineJob& job) {
+                               JobWatch& watch, PhaseTimes& times, EngineJob& job) {
   const Clock::time_point start = Clock::now();
   ModelSource source;
   const bool null_model = flags.load_format == LoadFormat::kNull;
@@ -145,17 +159,18 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
   if (BuiltWithCuda() && wanted != DeviceKind::kCpu) {
     driver = std::async(std::launch::async, NumCudaDevices);
   }
-  LOCKSTEP_RETURN_IF_ERROR(Open(flags, communicator, job, &source));
+  LOCKSTEP_RETURN_IF_ERROR(Open(flags, communicator, watch, job, &source));
   times.End("opening");
   if (driver.valid()) driver.wait();
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(wanted, communicator));
-  const EngineOptions options = ResolveEngineOptions(flags, source.config, device, communicator);
+  const EngineOptions options =
+      ResolveEngineOptions(flags, source.config, device, communicator, watch.watched());
   LOCKSTEP_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                             Engine::Create(source, options, communicator, &times));
   LogInfo(absl::StrFormat("ready in %.2f s: %s", times.total_seconds(), times.ToString()));
   const SessionInfo session{communicator.size(), options.num_threads, device, options.dtype,
                             SecondsSince(start)};
-  return LeadOrFollow(communicator, *engine, job, session);
+  return LeadOrFollow(communicator, watch, *engine, job, session);
 }
 
 const char* LauncherVariable(std::initializer_list<const char*> names) {
@@ -181,27 +196,42 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
   PhaseTimes times;
   SetLogLevel(flags.log_level);
   if (NumberAmongProcesses() != 0) SilenceLog();
-  absl::StatusOr<std::unique_ptr<Communicator>> communicator = CreateMpiCommunicator();
-  if (!communicator.ok()) {
-    Log(LogLevel::kError, std::string(communicator.status().message()));
+  absl::StatusOr<std::unique_ptr<Communicator>> created = CreateMpiCommunicator();
+  if (!created.ok()) {
+    Log(LogLevel::kError, std::string(created.status().message()));
     return 2;
   }
-  if ((*communicator)->rank() != 0) SilenceLog();
+  std::unique_ptr<Communicator> ranks = *std::move(created);
+  const bool leads = ranks->rank() == 0;
+  if (!leads) SilenceLog();
   times.End("MPI");
+  // Until the ranks have parted: a rank that is gone before others have come to the end is found.
+  JobWatch watch(leads ? [&job](const absl::Status& status) { job.Fail(status); }
+                       : std::function<void(const absl::Status&)>());
+  WatchedCommunicator communicator(*ranks, watch.watched().progress);
+  watch.watched().fail = [&](const absl::Status& status) { watch.Fail(communicator, status); };
   try {
-    absl::StatusOr<int> exit_status = RunOnRanks(flags, **communicator, times, job);
-    if (exit_status.ok()) return *exit_status;
-    const absl::Status& status = exit_status.status();
-    Log(LogLevel::kError, std::string(status.message()));
-    // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
-    (*communicator)->Barrier().IgnoreError();
-    // Not what was asked for is at fault but the machine (a GPU, NCCL), and a thread in a library
-    // may wait for ever.
-    if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) AbortJob(1);
-    return 2;
-  } catch (const std::exception& e) {  // out of memory, or a bug
-    FailJob(**communicator,
-            absl::InternalError(absl::StrFormat("unexpected exception: %s", e.what())));
+    absl::StatusOr<int> exit_status = RunOnRanks(flags, communicator, watch, times, job);
+    if (!exit_status.ok()) {
+      const absl::Status& status = exit_status.status();
+      // No refusal: the ranks can no longer agree on one, or Fail of the job came before.
+      if (communicator.failed() || absl::IsCancelled(status)) watch.Fail(communicator, status);
+      Log(LogLevel::kError, std::string(status.message()));
+      // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
+      communicator.Barrier().IgnoreError();
+      // Not what was asked for is at fault but the machine (a GPU, NCCL), and a thread in a library
+      // may wait for ever.
+      if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) {
+        watch.Stop();
+        AbortJob(1);
+      }
+    }
+    watch.watched().progress.SetPhase(RankPhase::kEnd);
+    watch.watched().progress.Enter(CollectiveKind::kFinalize, 0);
+    ranks.reset();
+    return exit_status.ok() ? *exit_status : 2;
+  } catch (const std::exception& e) {
+    watch.Fail(communicator, Unexpected(e));
   }
 }
 

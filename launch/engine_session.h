@@ -1,14 +1,15 @@
 // The life of an engine command on all ranks: start-up, work on rank 0, end, exit status.
 //
-//   every rank   compare program and options with rank 0's (launch_check.h)
+//   every rank   compare program and options with rank 0's (launch_check.h); start the watchdog
 //   every rank   open the model      -> Agree: a refusal ends all ranks with 2; compare it, too
 //   rank 0       EngineJob::Prepare  -> Agree
 //   every rank   make the engine     -> refusals end all ranks with 2
 //   rank 0       EngineJob::Submit, Run, Finish; the others follow
 //   every rank   learn rank 0's exit status
 //
-// Rank 0 alone prints. The exception is a fault after the start: other ranks may be inside a
-// collective then, so the rank that met it says so with its number and ends the whole job with 1.
+// Rank 0 alone prints. A fault after the start, when other ranks may be inside a collective, ends
+// the whole job with 1 and one line that names the rank (job_watch.h): also that a rank is gone, or
+// hangs.
 #pragma once
 
 #include <string>
@@ -35,14 +36,16 @@ class EngineJob {
  public:
   virtual ~EngineJob() = default;
 
-  // Reads inputs, checks that outputs can be written. A failure means exit status 2. `source`
-  // outlives the job's use.
+  // Reads inputs, checks that outputs can be written. A failure means exit status 2, but for
+  // Cancelled of this and Submit: Fail was called before. `source` outlives the job's use.
   virtual absl::Status Prepare(const ModelSource& source) = 0;
   // Submits every request, or makes ready who will. A failure means exit status 2.
   virtual absl::Status Submit(Engine& engine, const SessionInfo& session) = 0;
   // Runs the engine: until everything that was submitted has ended, or as long as the job wants.
   virtual absl::Status Run(Engine& engine) { return engine.RunUntilIdle(); }
-  // Run has failed: the job is about to be aborted. Returns soon.
+  // The job is about to be aborted. Called at most once, at any time after construction, by the
+  // watchdog's thread: the main thread may be in one of the other methods or hang in the engine,
+  // and comes no further than the end of that method. Returns soon.
   virtual void Fail(const absl::Status&) {}
   // After Run: prints what remains, and lets go of the engine. A failure means exit status 1.
   virtual absl::Status Finish(const Engine& engine, const SessionInfo& session) = 0;

@@ -28,12 +28,14 @@ constexpr char kShuttingDown[] = "the server is shutting down";
 constexpr double kCloseSeconds = 2;
 constexpr double kHurriedCloseSeconds = 0.3;
 constexpr double kDrainTickSeconds = 0.02;
+// mpirun ends the ranks also because one of them is gone: the watchdog may be about to say so.
+constexpr std::chrono::milliseconds kCauseDelay(300);
 // Who signals a whole process group, or all processes of a service, reaches rank 0 twice: directly
 // and through mpirun.
 constexpr std::chrono::milliseconds kOneSignal(250);
 
 // Rank 0's part. The main thread prepares, runs the engine and closes; the thread of WatchSignals
-// says when to stop.
+// says when to stop; that of the watchdog calls Fail.
 class ServeJob : public EngineJob {
  public:
   ServeJob(const ServeOptions& options, SignalWatch signals);
@@ -46,7 +48,7 @@ class ServeJob : public EngineJob {
   absl::Status Finish(const Engine& engine, const SessionInfo& session) override;
 
  private:
-  enum class Phase { kStarting, kServing, kDraining, kEnding };
+  enum class Phase { kStarting, kServing, kDraining, kEnding, kFailed };
 
   MetricLabels Info(const Engine& engine, const SessionInfo& session) const;
 
@@ -56,6 +58,8 @@ class ServeJob : public EngineJob {
   void StartDrain(const std::string& why);
   void GoOnDraining();
   void EndNow();
+  absl::Status CheckNotFailed() const;
+  void CloseDesk(double seconds);
 
   const ServeOptions& options_;
   const std::vector<std::string> names_;
@@ -63,16 +67,21 @@ class ServeJob : public EngineJob {
   std::thread watcher_;
 
   ServedText text_;
-  std::unique_ptr<FrontDesk> desk_;
 
   std::mutex mutex_;
-  bool closed_ = false;  // the watcher is to leave
+  std::unique_ptr<FrontDesk> desk_;  // from Prepare on
+  bool closed_ = false;              // the watcher is to leave
   Phase phase_ = Phase::kStarting;
   bool hurried_ = false;  // mpirun ends the job
+  bool desk_is_closed_ = false;
   Clock::time_point drain_since_;
   Engine* engine_ = nullptr;
   std::unique_ptr<OpenAiApi> api_;  // uses engine_
 };
+
+bool LauncherEnds(const StopSignal& signal) {
+  return signal.number == SIGTERM && signal.from_parent && LaunchedByMpirun();
+}
 
 std::vector<std::string> NamesOf(const ServeOptions& options) {
   if (!options.served_model_names.empty()) return options.served_model_names;
@@ -100,7 +109,11 @@ absl::Status ServeJob::Prepare(const ModelSource& source) {
   HttpServerOptions http;
   http.host = options_.host;
   http.port = static_cast<int>(options_.port);
-  LOCKSTEP_ASSIGN_OR_RETURN(desk_, FrontDesk::Create(http, names_[0], LOCKSTEP_VERSION));
+  {
+    const std::lock_guard lock(mutex_);
+    LOCKSTEP_RETURN_IF_ERROR(CheckNotFailed());
+    LOCKSTEP_ASSIGN_OR_RETURN(desk_, FrontDesk::Create(http, names_[0], LOCKSTEP_VERSION));
+  }
   text_.model.config = &source.config;
   text_.model.generation = &source.generation;
   return LoadServedText(options_.engine.model, options_.chat_template, &text_);
@@ -118,6 +131,7 @@ absl::Status ServeJob::Submit(Engine& engine, const SessionInfo& session) {
   api.max_queue = options_.max_queue;
   api.request_timeout_seconds = options_.request_timeout_seconds;
   const std::lock_guard lock(mutex_);
+  LOCKSTEP_RETURN_IF_ERROR(CheckNotFailed());
   LOCKSTEP_ASSIGN_OR_RETURN(api_, OpenAiApi::Create(engine, text_.model, api, &desk_->metrics()));
   engine_ = &engine;
   desk_->Open(engine, *api_, Info(engine, session));
@@ -150,18 +164,29 @@ MetricLabels ServeJob::Info(const Engine& engine, const SessionInfo& session) co
           {"load_seconds", absl::StrFormat("%.2f", session.load_seconds)}};
 }
 
-// Another rank may be gone, and mpirun about to end this one: soon.
+// Another rank may be gone, and mpirun about to end this one: soon. The main thread may be
+// anywhere.
 void ServeJob::Fail(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
-  phase_ = Phase::kEnding;
+  phase_ = Phase::kFailed;
+  if (desk_ == nullptr) return;
   desk_->SetState(ServerState::kFailed);
-  api_->Fail(status);
-  desk_->Close(kHurriedCloseSeconds);
+  if (api_ != nullptr) api_->Fail(status);
+  CloseDesk(kHurriedCloseSeconds);
+}
+
+absl::Status ServeJob::CheckNotFailed() const {
+  if (phase_ != Phase::kFailed) return absl::OkStatus();
+  return absl::CancelledError("the job is ending");
+}
+
+void ServeJob::CloseDesk(double seconds) {
+  if (!std::exchange(desk_is_closed_, true)) desk_->Close(seconds);
 }
 
 absl::Status ServeJob::Finish(const Engine&, const SessionInfo&) {
   const std::lock_guard lock(mutex_);
-  desk_->Close(hurried_ ? kHurriedCloseSeconds : kCloseSeconds);
+  CloseDesk(hurried_ ? kHurriedCloseSeconds : kCloseSeconds);
   api_.reset();
   engine_ = nullptr;
   LogInfo("the server has ended");
@@ -177,6 +202,7 @@ void ServeJob::WatchSignals() {
       draining = phase_ == Phase::kDraining;
     }
     const std::optional<StopSignal> signal = signals_.Wait(draining ? kDrainTickSeconds : -1);
+    if (signal.has_value() && LauncherEnds(*signal)) std::this_thread::sleep_for(kCauseDelay);
     const std::lock_guard lock(mutex_);
     if (signal.has_value()) {
       OnSignal(*signal);
@@ -188,7 +214,7 @@ void ServeJob::WatchSignals() {
 
 void ServeJob::OnSignal(const StopSignal& signal) {
   const std::string name = absl::StrCat("SIG", sigabbrev_np(signal.number));
-  const bool launcher_ends = signal.number == SIGTERM && signal.from_parent && LaunchedByMpirun();
+  const bool launcher_ends = LauncherEnds(signal);
   switch (phase_) {
     case Phase::kStarting:
       LogWarning(name + " before the server was ready: ending");
@@ -205,6 +231,8 @@ void ServeJob::OnSignal(const StopSignal& signal) {
       hurried_ = launcher_ends;
       LogWarning(name + ": ending at once");
       return EndNow();
+    case Phase::kFailed:
+      return;  // what called Fail ends the process
     case Phase::kEnding:
       // The engine may wait for a rank that is gone.
       LogWarning(name + " while ending: no longer waiting for the engine");

@@ -53,6 +53,11 @@ absl::Status NullDecoder::Forward(const ForwardBatch& batch, const KvPool& pool,
 // Sleeps until the next step is due. On every rank, so that none waits for another awake.
 void NullDecoder::KeepPace() {
   if (options_.step_seconds <= 0) return;
+  constexpr std::chrono::milliseconds kMarkEvery(200);
+  while (next_step_ - Clock::now() > kMarkEvery) {
+    std::this_thread::sleep_for(kMarkEvery);
+    if (options_.mark) options_.mark();
+  }
   std::this_thread::sleep_until(next_step_);
   const auto pace = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options_.step_seconds));

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -25,6 +26,7 @@ struct NullDecoderOptions {
   int64_t vocab_size = 0;              // V
   std::vector<int32_t> end_token_ids;  // never the next token, so that answers have full length
   double step_seconds = 0;             // from the beginning of a step to that of the next; 0: none
+  std::function<void()> mark = {};     // is called now and then while a step goes on; may be empty
 };
 
 inline constexpr uint64_t kNullDigestStart = 0x9e3779b97f4a7c15;

@@ -408,7 +408,7 @@ absl::Status CudaSamplerImpl::CopyResults(const MessageLayout& layout, Flight& f
 absl::Status CudaSamplerImpl::Wait(SampleOutput& output) {
   LOCKSTEP_CHECK(num_landed_ < num_launched_);
   Flight& flight = FlightAt(num_landed_++);
-  LOCKSTEP_RETURN_IF_ERROR(flight.done.Wait());
+  LOCKSTEP_RETURN_IF_ERROR(flight.done.Wait(options_.stopped));
   output.logprobs.clear();
   output.digests.clear();
   output.tokens.clear();

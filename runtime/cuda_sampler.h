@@ -12,6 +12,7 @@
 // depend on the row and on N alone, and are the same on all ranks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -30,7 +31,8 @@ struct CudaSamplerOptions {
   int64_t max_rows = 0;  // of a step
   int steps_in_flight = 1;
   CudaStream stream = nullptr;
-  NcclCommunicator* nccl = nullptr;  // null: one rank
+  NcclCommunicator* nccl = nullptr;            // null: one rank
+  const std::atomic<bool>* stopped = nullptr;  // not null: Wait ends with Aborted when it is true
 };
 
 // Thread rule: the rank's engine thread.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "model/kv_scales.h"
 #include "model/null_decoder.h"
 #include "parallel/partition.h"
+#include "parallel/rank_links.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
 #include "runtime/host_memory.h"
@@ -96,6 +99,26 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
   return CheckNullOptions(options);
 }
 
+// COLLECTIVE. Agree, after what the ranks do together on their GPUs: one that failed alone has left
+// the others in a sum, from where they never come to agree.
+absl::Status AgreeOrFailAlone(Communicator& communicator, const absl::Status& mine,
+                              const WatchedRank* watched) {
+  static constexpr std::chrono::seconds kLimit(10);
+  if (mine.ok() || watched == nullptr || !watched->fail) return Agree(communicator, mine);
+  std::promise<void> agreed;
+  std::thread timer([&mine, watched, waits = agreed.get_future()] {
+    if (waits.wait_for(kLimit) == std::future_status::timeout) watched->fail(mine);
+  });
+  const absl::Status all = Agree(communicator, mine);
+  agreed.set_value();
+  timer.join();
+  return all;
+}
+
+RankLinks* LinksOf(const EngineOptions& options) {
+  return options.watched == nullptr ? nullptr : &options.watched->links;
+}
+
 // What the CUDA path cannot do yet, by name and before work.
 absl::Status CheckCudaOptions(const EngineOptions& options) {
   if (options.check_attention && options.dtype == DType::kF32) {
@@ -161,7 +184,10 @@ absl::Status LoadNullParts(const ModelSource& source, const EngineOptions& optio
       MakeNullDecoder({.vocab = partition[static_cast<size_t>(communicator.rank())].vocab,
                        .vocab_size = source.config.vocab_size,
                        .end_token_ids = EndTokenIds(source),
-                       .step_seconds = options.null_step_seconds});
+                       .step_seconds = options.null_step_seconds,
+                       .mark = [watched = options.watched] {
+                         if (watched != nullptr) watched->progress.Mark(1);
+                       }});
   if (communicator.rank() == 0) {
     LogInfo("null model: tokens come from a hash of the prompt, no weight is read");
   }
@@ -287,6 +313,7 @@ EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& op
   if (loop.steps_in_flight == 0) loop.steps_in_flight = on_cuda ? 2 : 1;
   loop.heartbeat_seconds = options.heartbeat_seconds;
   loop.step_log = options.step_log;
+  loop.watched = options.watched;
   return loop;
 }
 
@@ -316,8 +343,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
     const int64_t window_bytes =
         SumWindowBytes(options.max_num_batched_tokens * config.hidden_size * SizeOf(options.dtype));
     const int64_t words_bytes = RowSumBytes(config.hidden_size, communicator.size());
-    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda, OpenCudaRank(communicator, window_bytes, words_bytes,
-                                                       options.sum_multiprocessors, *times));
+    LOCKSTEP_ASSIGN_OR_RETURN(parts.cuda,
+                              OpenCudaRank(communicator, window_bytes, words_bytes,
+                                           options.sum_multiprocessors, LinksOf(options), *times));
   }
   KvScales kv_scales;
   const auto load = [&]() -> absl::Status {
@@ -365,7 +393,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
               partition[static_cast<size_t>(budget.limiting_rank)], on_cuda, memory);
     if (shape.dtype == DType::kF8E4M3) LogInfo(kv_scales.ToString());
   }
-  LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, parts.decoder->Prepare(parts.pool)));
+  LOCKSTEP_RETURN_IF_ERROR(
+      AgreeOrFailAlone(communicator, parts.decoder->Prepare(parts.pool), options.watched));
   times->End("graphs");
 
   const PlanLimits limits{.max_num_batched_tokens = options.max_num_batched_tokens,

@@ -18,6 +18,8 @@
 
 namespace lockstep {
 
+struct WatchedRank;
+
 // kAuto: CUDA where every rank sees a GPU, else the CPU.
 enum class DeviceKind { kAuto, kCpu, kCuda };
 
@@ -53,6 +55,10 @@ struct EngineOptions {
   int steps_in_flight = 0;
   // An idle engine tells the other ranks so often that it is alive.
   double heartbeat_seconds = 1;
+
+  // Where this rank shows how far it has come, and its links to other ranks' GPUs, to a watch of
+  // the job (parallel/rank_links.h, rank_watch.h). It outlives the engine; null: to nobody.
+  WatchedRank* watched = nullptr;
 
   // The engine without arithmetic (model/null_decoder.h), on the CPU: no weight is read.
   bool null_model = false;

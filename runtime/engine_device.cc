@@ -24,7 +24,8 @@ absl::StatusOr<DeviceKind> ResolveDevice(DeviceKind wanted, Communicator& commun
 
 absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicator,
                                                        int64_t window_bytes, int64_t words_bytes,
-                                                       int max_nccl_blocks, PhaseTimes& times) {
+                                                       int max_nccl_blocks, RankLinks* links,
+                                                       PhaseTimes& times) {
   auto seat = std::make_unique<CudaSeat>();
   LOCKSTEP_ASSIGN_OR_RETURN(seat->binding, BindCudaDevice(communicator));
   auto stream = OwnedCudaStream::Create();
@@ -34,11 +35,14 @@ absl::StatusOr<std::unique_ptr<CudaSeat>> OpenCudaRank(Communicator& communicato
   if (communicator.size() == 1) return seat;
   LOCKSTEP_ASSIGN_OR_RETURN(
       seat->nccl, NcclCommunicator::Create(communicator, seat->binding.device, max_nccl_blocks));
+  seat->links = links;
+  if (links != nullptr) links->Set(seat->nccl.get(), nullptr);
   times.End("NCCL");
   auto peers = PeerWindows::Create(communicator, window_bytes, words_bytes);
   times.End("peer windows");
   if (peers.ok()) {
     seat->peers = *std::move(peers);
+    if (links != nullptr) links->Set(seat->nccl.get(), seat->peers.get());
   } else if (communicator.rank() == 0) {
     LogInfo(absl::StrFormat("sums over ranks: NCCL %s, because %s", NcclCommunicator::Version(),
                             std::string(peers.status().message())));

@@ -15,7 +15,8 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
       new EngineLoop(limits, std::move(options), std::move(parts), communicator));
   const bool leads = communicator.rank() == 0;
   const absl::Status made = CatchExhaustion("preparing the steps", [&]() -> absl::Status {
-    StepRunnerOptions run{.steps_in_flight = engine->options_.steps_in_flight};
+    StepRunnerOptions run{.steps_in_flight = engine->options_.steps_in_flight,
+                          .watched = &engine->watched_};
     if (const CudaSeat* const cuda = engine->parts_.cuda.get(); cuda != nullptr) {
       run.stream = cuda->stream.get();
       run.nccl = cuda->nccl.get();
@@ -37,8 +38,9 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(
     return agreed;
   }
   if (leads) {
-    engine->sink_ = [scheduler = engine->scheduler_.get()](int64_t b, int64_t first_position,
-                                                           int64_t rows, const float* logits) {
+    engine->sink_ = [engine = engine.get(), scheduler = engine->scheduler_.get()](
+                        int64_t b, int64_t first_position, int64_t rows, const float* logits) {
+      const ProgressPause pause(engine->watched_.progress);
       scheduler->DeliverPromptLogits(b, first_position, rows, logits);
     };
   }
@@ -49,6 +51,7 @@ EngineLoop::EngineLoop(const PlanLimits& limits, EngineLoopOptions options, Engi
                        Communicator& communicator)
     : limits_(limits),
       options_(std::move(options)),
+      watched_(options_.watched != nullptr ? *options_.watched : unwatched_),
       parts_(std::move(parts)),
       communicator_(communicator) {}
 
@@ -96,6 +99,7 @@ void EngineLoop::RequestStop() {
 }
 
 bool EngineLoop::ReadInbox() {
+  const ProgressPause pause(watched_.progress);  // what is cancelled is told to callbacks
   bool stopping;
   {
     // Both at once: nothing is accepted behind the wish to stop, so nothing is left behind.
@@ -137,7 +141,10 @@ absl::Status EngineLoop::Run() {
   LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
   while (true) {
     const bool stopping = ReadInbox();
-    if (stopping) scheduler_->CancelAll();
+    if (stopping) {
+      const ProgressPause pause(watched_.progress);
+      scheduler_->CancelAll();
+    }
     Delivered();  // of cancellations
     if (!scheduler_->idle()) {
       LOCKSTEP_RETURN_IF_ERROR(Step());
@@ -151,6 +158,7 @@ absl::Status EngineLoop::Run() {
 
 // Sleeps until somebody wants something, or the other ranks are to hear from us.
 absl::Status EngineLoop::WaitForWork() {
+  watched_.progress.SetPhase(RankPhase::kIdle);
   {
     std::unique_lock lock(mutex_);
     stats_.scheduler = scheduler_->stats();
@@ -222,8 +230,11 @@ absl::Status EngineLoop::LandStep() {
     record = {step.step, std::chrono::system_clock::now(), seconds, scheduler_->OldestRows(),
               scheduler_->stats()};
   }
-  scheduler_->Update(*result);
-  Delivered();
+  {
+    const ProgressPause pause(watched_.progress);  // callbacks take the time that they want
+    scheduler_->Update(*result);
+    Delivered();
+  }
   // Nobody waits for the log.
   if (step_log_ != nullptr) LOCKSTEP_RETURN_IF_ERROR(step_log_->Write(record));
   EndPhase(&StepPhaseSeconds::deliver, &from);
@@ -279,6 +290,7 @@ absl::Status EngineLoop::Follow() {
     LOCKSTEP_RETURN_IF_ERROR(Fail(plan.status()));
     const bool runs = plan->kind == StepKind::kRun;
     if (runs) LOCKSTEP_RETURN_IF_ERROR(Fail(runner_->Launch(*plan, sink_)));
+    if (plan->kind == StepKind::kHeartbeat) watched_.progress.SetPhase(RankPhase::kIdle);
     // As rank 0 does. It has landed all of them when it is idle or stops: an error of the last step
     // must not wait for the next one.
     while (runner_->num_in_flight() >= (runs ? options_.steps_in_flight : 1)) {

@@ -13,6 +13,7 @@
 #include "cache/kv_pool.h"
 #include "model/attention_selection.h"
 #include "model/decoder.h"
+#include "parallel/rank_links.h"
 #include "runtime/core/thread_pool.h"
 #include "runtime/engine.h"
 #include "runtime/engine_device.h"
@@ -42,6 +43,7 @@ struct EngineLoopOptions {
   int steps_in_flight = 1;
   double heartbeat_seconds = 1;
   std::string step_log;
+  WatchedRank* watched = nullptr;  // as in EngineOptions
 };
 
 class EngineLoop : public Engine {
@@ -101,6 +103,8 @@ class EngineLoop : public Engine {
 
   const PlanLimits limits_;
   const EngineLoopOptions options_;
+  WatchedRank unwatched_;
+  WatchedRank& watched_;  // of the options, else unwatched_
   EngineParts parts_;
   Communicator& communicator_;
   std::unique_ptr<StepRunner> runner_;

@@ -44,7 +44,8 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
                                       .max_rows = limits.max_num_seqs,
                                       .steps_in_flight = options.steps_in_flight,
                                       .stream = options.stream,
-                                      .nccl = options.nccl};
+                                      .nccl = options.nccl,
+                                      .stopped = &options.watched->links.stopped()};
     LOCKSTEP_ASSIGN_OR_RETURN(runner->device_sampler_, CudaSampler::Create(sampling));
   } else {
     LOCKSTEP_ASSIGN_OR_RETURN(runner->logits_storage_, Buffer::Create(bytes, "logits"));
@@ -65,6 +66,7 @@ StepRunner::StepRunner(const PlanLimits& limits, const StepRunnerOptions& option
       communicator_(communicator),
       device_(decoder.device()),
       stream_(options.stream),
+      watched_(*options.watched),
       state_(limits, vocab_ranges[static_cast<size_t>(communicator.rank())],
              device_ != nullptr ? LastTokens::kOnDevice : LastTokens::kOnHost,
              options.steps_in_flight),
@@ -74,6 +76,10 @@ StepRunner::StepRunner(const PlanLimits& limits, const StepRunnerOptions& option
 
 absl::Status StepRunner::Launch(const StepPlanView& plan, const PromptLogitsSink& sink) {
   LOCKSTEP_CHECK(num_in_flight() < std::ssize(steps_));
+  // More tokens than requests: some of them are a prompt's.
+  watched_.progress.BeginStep(plan.step, plan.num_tokens() > plan.num_requests()
+                                             ? RankPhase::kPrefill
+                                             : RankPhase::kDecode);
   LOCKSTEP_RETURN_IF_ERROR(state_.Apply(plan));
   LOCKSTEP_RETURN_IF_ERROR(ChangePool(plan));
   if (tp_checker_ != nullptr) decoder_.set_observer(tp_checker_->observer());
@@ -86,6 +92,7 @@ absl::Status StepRunner::Launch(const StepPlanView& plan, const PromptLogitsSink
 absl::StatusOr<const StepResult*> StepRunner::Land() {
   LOCKSTEP_CHECK(num_in_flight() > 0);
   LOCKSTEP_RETURN_IF_ERROR(SettleUpTo(num_landed_ + 1));
+  watched_.progress.LandStep();
   return &StepAt(num_landed_++).result;
 }
 
@@ -113,7 +120,7 @@ absl::Status StepRunner::LaunchOnDevice(const StepPlanView& plan, const PromptLo
   LOCKSTEP_RETURN_IF_ERROR(CopyAsync(copied.data, logits.data,
                                      logits.rows * logits.cols * SizeOf(DType::kF32), stream_));
   LOCKSTEP_RETURN_IF_ERROR(SettleUpTo(num_launched_ - 1));
-  LOCKSTEP_RETURN_IF_ERROR(Synchronize(stream_));
+  LOCKSTEP_RETURN_IF_ERROR(Synchronize(stream_, &watched_.links.stopped()));
   LOCKSTEP_RETURN_IF_ERROR(ReadLogits(plan, sink, copied, step));
   if (on_device) return SampleOnDevice(logits);
   LOCKSTEP_RETURN_IF_ERROR(SampleOnHost(copied, step));

@@ -21,6 +21,7 @@
 #include "model/attention_selection.h"
 #include "model/decoder.h"
 #include "parallel/communicator.h"
+#include "parallel/rank_links.h"
 #include "runtime/batch_state.h"
 #include "runtime/core/buffer.h"
 #include "runtime/core/cuda_device.h"
@@ -53,6 +54,7 @@ struct StepRunnerOptions {
   // With a DeviceDecoder, its stream and, where there are several ranks, NCCL.
   CudaStream stream = nullptr;
   NcclCommunicator* nccl = nullptr;
+  WatchedRank* watched = nullptr;  // is told of steps, and ends waits for the device; never null
 };
 
 class StepRunner {
@@ -120,6 +122,7 @@ class StepRunner {
   Communicator& communicator_;
   DeviceDecoder* const device_;  // null: the decoder works on the host
   const CudaStream stream_;
+  WatchedRank& watched_;
   BatchState state_;
   std::vector<Step> steps_;  // [steps_in_flight]
   uint64_t num_launched_ = 0;

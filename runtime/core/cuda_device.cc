@@ -1,10 +1,32 @@
 #include "runtime/core/cuda_device.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {
+
+namespace {
+
+// As cudaEventSynchronize, which spins: a decode step is over within milliseconds. What takes
+// longer may be seen a little late.
+template <typename Query>
+absl::Status PollUntilReady(Query query, const char* call, const std::atomic<bool>& stopped) {
+  constexpr std::chrono::milliseconds kSpinFor(20);
+  constexpr std::chrono::microseconds kSleep(50);
+  const auto start = std::chrono::steady_clock::now();
+  while (true) {
+    const cudaError_t code = query();
+    if (code != cudaErrorNotReady) return CudaStatus(code, call);
+    cudaGetLastError();  // being not ready counts as one
+    if (stopped) return absl::AbortedError("the job ends: no longer waiting for the GPU");
+    if (std::chrono::steady_clock::now() - start > kSpinFor) std::this_thread::sleep_for(kSleep);
+  }
+}
+
+}  // namespace
 
 bool BuiltWithCuda() { return true; }
 
@@ -133,7 +155,10 @@ absl::Status OwnedCudaEvent::Record(CudaStream stream) {
   return CudaStatus(cudaEventRecord(event_, stream), "cudaEventRecord");
 }
 
-absl::Status OwnedCudaEvent::Wait() {
+absl::Status OwnedCudaEvent::Wait(const std::atomic<bool>* stopped) {
+  if (stopped != nullptr) {
+    return PollUntilReady([this] { return cudaEventQuery(event_); }, "cudaEventQuery", *stopped);
+  }
   return CudaStatus(cudaEventSynchronize(event_), "cudaEventSynchronize");
 }
 
@@ -154,7 +179,11 @@ absl::Status FillBytesAsync(void* data, int value, int64_t bytes, CudaStream str
                     "cudaMemsetAsync");
 }
 
-absl::Status Synchronize(CudaStream stream) {
+absl::Status Synchronize(CudaStream stream, const std::atomic<bool>* stopped) {
+  if (stopped != nullptr) {
+    return PollUntilReady([stream] { return cudaStreamQuery(stream); }, "cudaStreamQuery",
+                          *stopped);
+  }
   return CudaStatus(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 

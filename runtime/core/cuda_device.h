@@ -4,6 +4,7 @@
 // Thread rule: the engine's thread of the rank selects the device and makes everything on it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -116,8 +117,8 @@ class OwnedCudaEvent {
   // Behind everything that was issued to the stream so far; a later Record moves it.
   absl::Status Record(CudaStream stream);
   // Until the stream has come to the last Record; at once where there was none. An error of a
-  // kernel before it shows here.
-  absl::Status Wait();
+  // kernel before it shows here. With `stopped`, Aborted soon after that becomes true.
+  absl::Status Wait(const std::atomic<bool>* stopped = nullptr);
   // The host goes on; what is issued to `stream` behind this call begins when the last Record
   // before it has been come to.
   absl::Status HoldBack(CudaStream stream) const;
@@ -130,7 +131,8 @@ class OwnedCudaEvent {
 // of the two may be host or device memory.
 absl::Status CopyAsync(void* to, const void* from, int64_t bytes, CudaStream stream);
 absl::Status FillBytesAsync(void* data, int value, int64_t bytes, CudaStream stream);
-// Waits for everything that was issued to the stream; an error of a kernel shows here.
-absl::Status Synchronize(CudaStream stream);
+// Waits for everything that was issued to the stream; an error of a kernel shows here. With
+// `stopped`, Aborted soon after that becomes true.
+absl::Status Synchronize(CudaStream stream, const std::atomic<bool>* stopped = nullptr);
 
 }  // namespace lockstep

@@ -31,10 +31,10 @@ OwnedCudaStream::~OwnedCudaStream() = default;
 absl::StatusOr<OwnedCudaEvent> OwnedCudaEvent::Create() { return WithoutCuda(); }
 OwnedCudaEvent::~OwnedCudaEvent() = default;
 absl::Status OwnedCudaEvent::Record(CudaStream) { return WithoutCuda(); }
-absl::Status OwnedCudaEvent::Wait() { return WithoutCuda(); }
+absl::Status OwnedCudaEvent::Wait(const std::atomic<bool>*) { return WithoutCuda(); }
 absl::Status OwnedCudaEvent::HoldBack(CudaStream) const { return WithoutCuda(); }
 absl::Status CopyAsync(void*, const void*, int64_t, CudaStream) { return WithoutCuda(); }
 absl::Status FillBytesAsync(void*, int, int64_t, CudaStream) { return WithoutCuda(); }
-absl::Status Synchronize(CudaStream) { return WithoutCuda(); }
+absl::Status Synchronize(CudaStream, const std::atomic<bool>*) { return WithoutCuda(); }
 
 }  // namespace lockstep

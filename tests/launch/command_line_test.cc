@@ -51,6 +51,25 @@ TEST(CommandLine, GenerateDefaults) {
   EXPECT_FALSE(options.json);
 }
 
+TEST(CommandLine, Watchdog) {
+  const auto seconds = [](const Args& extra) {
+    Args args = {"serve", "model"};
+    args.insert(args.end(), extra.begin(), extra.end());
+    return Parse<ServeOptions>(args).engine.watchdog_seconds;
+  };
+  EXPECT_EQ(seconds({}), 60);
+  EXPECT_EQ(seconds({"--watchdog-seconds", "0"}), 0);
+  EXPECT_EQ(seconds({"--watchdog-seconds", "2.5"}), 2.5);
+  EXPECT_NE(GenerateRefusal({"--watchdog-seconds", "0.5"}).find("--watchdog-seconds"),
+            std::string::npos);
+  EXPECT_NE(GenerateRefusal({"--watchdog-seconds", "nan"}).find("--watchdog-seconds"),
+            std::string::npos);
+  // Ranks that would wait for each other for different times are refused.
+  EXPECT_EQ(Parse<ServeOptions>({"serve", "model", "--watchdog-seconds", "7"})
+                .engine.given.at("--watchdog-seconds"),
+            "7");
+}
+
 TEST(CommandLine, GenerateTakesEveryOption) {
   const auto options = Parse<GenerateOptions>({"generate",  "--max-tokens=5",
                                                "model",     "--ids",
