@@ -219,12 +219,10 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
       Log(LogLevel::kError, std::string(status.message()));
       // Nobody leaves with 2, upon which mpirun kills the others, before the message is out.
       communicator.Barrier().IgnoreError();
+      watch.Stop();  // all is said: that mpirun ends the later ones is no news
       // Not what was asked for is at fault but the machine (a GPU, NCCL), and a thread in a library
       // may wait for ever.
-      if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) {
-        watch.Stop();
-        AbortJob(1);
-      }
+      if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) AbortJob(1);
     }
     watch.watched().progress.SetPhase(RankPhase::kEnd);
     watch.watched().progress.Enter(CollectiveKind::kFinalize, 0);

@@ -104,6 +104,6 @@ else
   mpirun $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@" || status=$?
 fi
 if [ "$status" -gt 128 ] && [ "$status" -le 192 ]; then
-  echo "$me: a rank was ended by signal $((status - 128)); the job is over" >&2
+  echo "$me: a rank, or mpirun, was ended by signal $((status - 128)); the job is over" >&2
 fi
 exit "$status"

@@ -104,7 +104,7 @@ class RefusedTest(OnTwoHosts):
 
 
 class FailureTest(OnTwoHosts):
-    """A batch job is interrupted three times, each time in another way, and ends in time, says why, and leaves no process."""
+    """A batch job is interrupted four times, each time in another way, and ends in time, says why, and leaves no process."""
 
     def setUp(self):
         super().setUp()
@@ -149,13 +149,18 @@ class FailureTest(OnTwoHosts):
         texts = lambda path: {r["id"]: r["response"]["body"]["choices"] for r in read_records(path)}
 
         # Nobody is told of a cut. mpirun and its daemon ask each other from time to time whether they are there.
-        log = self.interrupt(self.hosts.cut, 8, env=keepalive(1, 1, 3))
+        log = self.interrupt(self.hosts.cut, 8, "--watchdog-seconds", 60, env=keepalive(1, 1, 3))
         self.assertIn("ORTE has lost communication", log)
         self.assertIn("on node beta", log)
         self.hosts.mend()
 
+        # So do the ranks. mpirun and the daemon, which would wait for each other, are then killed on both sides.
+        log = self.interrupt(self.hosts.cut, 12, "--watchdog-seconds", 2, env=keepalive(300, 1, 3))
+        self.assertRegex(log, r"lockstep error: rank 2 \(beta\) .*: it has not answered for [23]\.\d s")
+        self.hosts.mend()
+
         self.assertIn("on node beta", self.interrupt(lambda: self.kill("orted"), 5))
-        self.assertRegex(self.interrupt(lambda: self.kill(LOCKSTEP), 5), "rank 2 with PID .* on node beta exited on signal 9")
+        self.assertRegex(self.interrupt(lambda: self.kill(LOCKSTEP), 5), r"lockstep error: rank 2 \(beta\)")
 
         result = self.run_on("alpha:2,beta:1", *self.arguments, self.output)
         self.assertEqual(result.status, 0, result.err)
