@@ -20,6 +20,7 @@
 #include "launch/batch/batch_run.h"
 #include "launch/batch/job_record.h"
 #include "launch/engine_session.h"
+#include "launch/job_watch.h"
 #include "launch/openai/served_text.h"
 #include "launch/output_file.h"
 #include "launch/serve/signal_watch.h"
@@ -328,7 +329,10 @@ absl::Status BatchJob::Finish(const Engine&, const SessionInfo&) {
 void BatchJob::WatchSignals() {
   while (true) {
     const std::optional<StopSignal> signal = signals_.Wait(-1);
-    if (signal.has_value() && LauncherEnds(*signal)) std::this_thread::sleep_for(kCauseDelay);
+    if (signal.has_value() && LauncherEnds(*signal)) {
+      JobWatch::LauncherEnds();
+      std::this_thread::sleep_for(kCauseDelay);
+    }
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     if (signal.has_value()) OnSignal(*signal);

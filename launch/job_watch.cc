@@ -29,9 +29,14 @@ std::atomic<RankWatch*> watch_of_process = nullptr;
 // out which, within the second that mpirun leaves.
 void OnTerminate(int number, siginfo_t* info, void*) {
   RankWatch* const watch = watch_of_process;
-  if (watch != nullptr && info->si_pid == getppid()) return watch->LauncherEnds();
+  if (watch != nullptr && info->si_pid == getppid()) return watch->LauncherEnds(/*ends=*/true);
   std::signal(number, SIG_DFL);
   std::raise(number);  // comes when this handler returns
+}
+
+// The same where the command ignores the signal.
+void NoteTerminate(int, siginfo_t* info, void*) {
+  if (info->si_pid == getppid()) JobWatch::LauncherEnds();
 }
 
 // Where the command itself has no use for the signal.
@@ -41,9 +46,10 @@ void WaitForCauseOnTerminate() {
   sigemptyset(&blocked);
   pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
   sigaction(SIGTERM, nullptr, &current);
-  if (current.sa_handler != SIG_DFL || sigismember(&blocked, SIGTERM) != 0) return;
+  const bool ignored = current.sa_handler == SIG_IGN;
+  if (sigismember(&blocked, SIGTERM) != 0 || (current.sa_handler != SIG_DFL && !ignored)) return;
   struct sigaction action = {};
-  action.sa_sigaction = OnTerminate;
+  action.sa_sigaction = ignored ? NoteTerminate : OnTerminate;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
 }
@@ -102,6 +108,11 @@ absl::Status JobWatch::Start(Communicator& communicator, double seconds) {
   watch_of_process = watch_.get();
   if (StartedByLauncher()) WaitForCauseOnTerminate();
   return absl::OkStatus();
+}
+
+void JobWatch::LauncherEnds() {
+  RankWatch* const watch = watch_of_process;
+  if (watch != nullptr) watch->LauncherEnds(/*ends=*/false);
 }
 
 void JobWatch::Stop() {

@@ -25,6 +25,9 @@ class JobWatch {
   // COLLECTIVE. From now on, ranks that are gone or hang for `seconds` end the job; 0: they do not.
   // Errors as RankWatch::Create. `communicator` is used during the call alone.
   absl::Status Start(Communicator& communicator, double seconds);
+  // The launcher has asked this process to end, and will kill all ranks soon, which is no fault of
+  // theirs. For commands that take its signal; safe in a signal's handler.
+  static void LauncherEnds();
   // This rank's end is none that others need to hear of.
   void Stop();
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "launch/engine_session.h"
+#include "launch/job_watch.h"
 #include "launch/openai/served_text.h"
 #include "launch/output_file.h"
 #include "launch/serve/front_desk.h"
@@ -202,7 +203,10 @@ void ServeJob::WatchSignals() {
       draining = phase_ == Phase::kDraining;
     }
     const std::optional<StopSignal> signal = signals_.Wait(draining ? kDrainTickSeconds : -1);
-    if (signal.has_value() && LauncherEnds(*signal)) std::this_thread::sleep_for(kCauseDelay);
+    if (signal.has_value() && LauncherEnds(*signal)) {
+      JobWatch::LauncherEnds();
+      std::this_thread::sleep_for(kCauseDelay);
+    }
     const std::lock_guard lock(mutex_);
     if (signal.has_value()) {
       OnSignal(*signal);

@@ -39,7 +39,8 @@ std::string PhaseText(const ProgressRecord& record) {
     case RankPhase::kDecode:
       return absl::StrFormat("in step %d (decode)", record.step);
     case RankPhase::kIdle:
-      return absl::StrFormat("idle after step %d", record.step);
+      return record.step == 0 ? "idle before step 1"
+                              : absl::StrFormat("idle after step %d", record.step);
     case RankPhase::kEnd:
       return absl::StrFormat("at the end, after step %d", record.step);
   }

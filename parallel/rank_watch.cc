@@ -127,7 +127,8 @@ void RankWatch::Fail(const absl::Status& status) {
   eventfd_write(wake_fd_, 1);
 }
 
-void RankWatch::LauncherEnds() {
+void RankWatch::LauncherEnds(bool ends) {
+  launcher_ends_this_ = ends;
   launcher_ends_ = true;
   const uint64_t one = 1;
   if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // it has been woken 2^64 times already
@@ -228,8 +229,11 @@ void RankWatch::HearEnd(int peer, Clock::time_point now) {
   const ProcessIdentity& process = processes_[static_cast<size_t>(peer)];
   const RankName& name = judge_.name(peer);
   const std::string how = name.host == judge_.name(rank_).host ? HowItEnded(process) : "";
-  // Those that the launcher ends are no cause.
-  if (knows_launcher_ends_ && (how.empty() || how.ends_with("SIGTERM"))) return;
+  // Those that the launcher ends are no cause: it asks, and kills what is left a second later.
+  if (launcher_ended_at_.has_value()) {
+    const bool later = now - *launcher_ended_at_ > kLauncherDelayOfOthers;
+    if (how.ends_with("SIGTERM") || (later && (how.empty() || how.ends_with("SIGKILL")))) return;
+  }
   const std::string what =
       how.empty()
           ? absl::StrFormat("its process %d has ended, or the connection to it", process.pid)
@@ -240,7 +244,8 @@ void RankWatch::HearEnd(int peer, Clock::time_point now) {
 
 // What other threads of this process have said.
 void RankWatch::TakeOwn(Clock::time_point now) {
-  if (launcher_ends_ && !std::exchange(knows_launcher_ends_, true)) {
+  if (launcher_ends_ && !launcher_ended_at_.has_value()) launcher_ended_at_ = now;
+  if (launcher_ends_this_.exchange(false)) {
     Propose({FaultKind::kLauncherEnds, rank_, MyFaultText("the launcher ends the job (SIGTERM)")},
             rank_ == 0 ? kLauncherDelay : kLauncherDelayOfOthers, /*follows=*/true, now);
   }

@@ -58,9 +58,9 @@ class RankWatch {
   // This rank's work has failed: the job ends. From any thread, which should then do nothing more:
   // the watch's thread reports and ends.
   void Fail(const absl::Status& status);
-  // The launcher has asked this process to end. If the cause does not show soon, that is it. Safe
-  // in a signal's handler.
-  void LauncherEnds();
+  // The launcher has asked this process to end, and will kill it soon. With `ends`, this rank ends
+  // when no cause shows before. Safe in a signal's handler.
+  void LauncherEnds(bool ends);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -105,7 +105,8 @@ class RankWatch {
 
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> launcher_ends_ = false;
-  bool knows_launcher_ends_ = false;  // the thread's own
+  std::atomic<bool> launcher_ends_this_ = false;
+  std::optional<Clock::time_point> launcher_ended_at_;  // the thread's own: when it was told
   std::mutex mutex_;
   std::optional<absl::Status> failed_;  // by Fail; taken by the thread
 

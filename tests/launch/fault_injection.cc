@@ -1,7 +1,7 @@
 // Faults for tests/launch/fault_matrix.py, loaded in front of a rank's libraries (LD_PRELOAD): the
 // program itself has no hooks.
 //
-// SIGRTMIN + 1   the main thread's next allocation throws std::bad_alloc
+// SIGRTMIN + 1   the main thread's next allocation, or its next sleep, throws std::bad_alloc
 // SIGRTMIN + 2   the process ends with exit status 0, in the middle of whatever it does
 // SIGRTMIN + 3   the main thread hangs, the others go on
 //
@@ -26,7 +26,7 @@
 
 namespace {
 
-std::atomic<bool> fail_next_allocation = false;
+std::atomic<bool> throw_soon = false;
 std::atomic<bool> has_paused = false;
 
 bool InMainThread() { return syscall(SYS_gettid) == getpid(); }
@@ -39,8 +39,14 @@ void Hang(int number) {
   while (true) pause();
 }
 
+void ThrowIfAsked() {
+  if (!throw_soon || !InMainThread()) return;
+  throw_soon = false;
+  throw std::bad_alloc();
+}
+
 __attribute__((constructor)) void Install() {
-  std::signal(SIGRTMIN + 1, [](int) { fail_next_allocation = true; });
+  std::signal(SIGRTMIN + 1, [](int) { throw_soon = true; });
   std::signal(SIGRTMIN + 2, [](int) { _exit(0); });
   std::signal(SIGRTMIN + 3, Hang);
 }
@@ -88,11 +94,16 @@ extern "C" int open64(const char* path, int flags, ...) {
   return OpenAfterPause("open64", path, flags, mode);
 }
 
+// What a step of --null-step-ms waits with.
+extern "C" int nanosleep(const timespec* time, timespec* left) {
+  ThrowIfAsked();
+  const int error = clock_nanosleep(CLOCK_REALTIME, 0, time, left);
+  if (error != 0) errno = error;
+  return error == 0 ? 0 : -1;
+}
+
 void* operator new(size_t size) {
-  if (fail_next_allocation && InMainThread()) {
-    fail_next_allocation = false;
-    throw std::bad_alloc();
-  }
+  ThrowIfAsked();
   if (void* const memory = std::malloc(size == 0 ? 1 : size)) return memory;
   throw std::bad_alloc();
 }

@@ -18,12 +18,13 @@ FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signa
 PHASES = ("load", "prefill", "decode", "idle")
 # What the line says of the phase, and of the cause. A launcher that is faster than the other ranks takes the cause with it.
 SAYS_PHASE = {"load": "while loading", "prefill": r"in step \d+ \(prefill\)", "decode": r"in step \d+ \(decode\)",
-              "idle": r"idle after step \d+"}
+              "idle": r"idle (after|before) step \d+"}
 ENDED = r"its process \d+ (%s|has ended)"
 SAYS_CAUSE = {"SIGKILL": ENDED % "was killed by SIGKILL", "SIGSEGV": ENDED % "was killed by SIGSEGV",
               "SIGSTOP": r"it has not answered for 3\.\d s; its process \d+ is stopped",
               "exit 0": ENDED % "ended with exit status 0", "exception": "std::bad_alloc|out of memory",
-              "hang": r"no progress for [34]\.\d s; it has not reached collective \d+ of the \w+ \(.*\), in which ranks \d, \d wait"}
+              "hang": r"no progress for [34]\.\d s; it has not (reached|left) collective \d+ of the \w+ \(.*\), "
+                      r"(in which ranks \d, \d wait|which ranks \d, \d have passed)"}
 SOME = ("SIGKILL rank 0 decode", "SIGKILL rank 2 load", "SIGSTOP rank 2 prefill", "exit 0 rank 2 idle", "exception rank 2 decode",
         "hang rank 2 decode", "mpirun SIGKILL decode", "batch SIGKILL rank 2")
 Outcome = collections.namedtuple("Outcome", "seconds status lines client left faults")
@@ -180,7 +181,7 @@ def check(seconds, limit, status, lines, wanted, client, left, rank0_lives):
         faults.append(f"more than {limit} s")
     if status is not None and status % 256 == 0:
         faults.append("exit status")
-    if wanted and (len(lines) != 1 or not all(re.search(w, lines[0]) for w in wanted)):
+    if lines if wanted is None else len(lines) != 1 or not all(re.search(w, lines[0]) for w in wanted):
         faults.append("message")
     if client in ("nothing", "answer") or (rank0_lives and client == "broken connection"):
         faults.append("client")
@@ -214,7 +215,7 @@ def run_mpirun_cell(number, phase, folder):
         job.process.send_signal(getattr(signal, number))
         seconds, status = job.end(start, LIMIT)
         lines = [line for line in job.log().splitlines() if line.startswith("lockstep error:")]
-        return check(seconds, LIMIT, status, lines, [], client.heard() if client else "-", leftovers(job, port),
+        return check(seconds, LIMIT, status, lines, None, client.heard() if client else "-", leftovers(job, port),
                      number == "SIGTERM")
     finally:
         job.close()
