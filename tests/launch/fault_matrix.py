@@ -22,7 +22,7 @@ SAYS_PHASE = {"load": "while loading", "prefill": r"in step \d+ \(prefill\)", "d
 ENDED = r"its process \d+ (%s|has ended)"
 SAYS_CAUSE = {"SIGKILL": ENDED % "was killed by SIGKILL", "SIGSEGV": ENDED % "was killed by SIGSEGV",
               "SIGSTOP": r"it has not answered for 3\.\d s; its process \d+ is stopped",
-              "exit 0": ENDED % "ended with exit status 0", "exception": "std::bad_alloc|out of memory",
+              "exit 0": ENDED % "ended with exit status 0", "exception": "std::bad_alloc|out of memory|" + ENDED % "was killed by SIGABRT",  # some functions let none pass
               "hang": r"no progress for [34]\.\d s; it has not (reached|left) collective \d+ of the \w+ \(.*\), "
                       r"(in which ranks \d, \d wait|which ranks \d, \d have passed)"}
 SOME = ("SIGKILL rank 0 decode", "SIGKILL rank 2 load", "SIGSTOP rank 2 prefill", "exit 0 rank 2 idle", "exception rank 2 decode",
