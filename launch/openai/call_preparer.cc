@@ -92,6 +92,11 @@ absl::StatusOr<std::vector<int32_t>> CallPreparer::EncodeChat(std::string_view b
   }
   LOCKSTEP_ASSIGN_OR_RETURN(OrderedJson ordered, ParseOrderedBody(body));
   LOCKSTEP_ASSIGN_OR_RETURN(*chat, ReadChat(ordered));
+  if (chat->calls_tools && !model_.chat->knows_tools()) {
+    return absl::InvalidArgumentError(
+        "tools is not supported by this model: its chat template does not mention them; leave them "
+        "out, or serve with --chat-template FILE, a template that does");
+  }
   LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, model_.chat->Render(chat->input));
   chat->input = nullptr;
   return EncodeText(text, add_special_tokens);

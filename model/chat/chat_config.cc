@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "runtime/core/file.h"
 
@@ -107,6 +108,9 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Create(const ChatConfig&
     LOCKSTEP_ASSIGN_OR_RETURN(format->tool_template_,
                               ChatTemplate::Parse(config.tool_template, config.where));
   }
+  const std::string& for_tools =
+      config.tool_template.empty() ? config.chat_template : config.tool_template;
+  format->knows_tools_ = absl::StrContains(for_tools, "tools");
   format->special_tokens_ = config.special_tokens;
   return format;
 }

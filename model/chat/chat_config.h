@@ -46,11 +46,16 @@ class ChatFormat {
   // Errors as ChatTemplate::Render; InvalidArgument when messages is missing.
   absl::StatusOr<std::string> Render(const OrderedJson& request) const;
 
+  // Whether the template that tools would be rendered by mentions them. One that does not leaves
+  // them out without a word.
+  bool knows_tools() const { return knows_tools_; }
+
  private:
   ChatFormat() = default;
 
   std::unique_ptr<ChatTemplate> chat_template_;
   std::unique_ptr<ChatTemplate> tool_template_;  // null: chat_template_ serves
+  bool knows_tools_ = false;
   std::vector<std::pair<std::string, std::string>> special_tokens_;
 };
 

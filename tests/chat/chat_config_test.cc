@@ -76,6 +76,18 @@ TEST_F(ChatConfigTest, NamedTemplatesAreChosenByTools) {
   EXPECT_EQ(*Render(request), "tools");
 }
 
+TEST_F(ChatConfigTest, ToolsAreKnownToTheTemplateThatWouldRenderThem) {
+  const auto knows_tools = [](const std::string& chat_template, const std::string& tool_template) {
+    ChatConfig config;
+    config.chat_template = chat_template;
+    config.tool_template = tool_template;
+    return (*ChatFormat::Create(config))->knows_tools();
+  };
+  EXPECT_TRUE(knows_tools("{% if tools %}{{ tools | tojson }}{% endif %}", ""));
+  EXPECT_TRUE(knows_tools("plain", "{{ tools }}"));
+  EXPECT_FALSE(knows_tools("plain", ""));
+}
+
 TEST_F(ChatConfigTest, RequestFillsInWhatTransformersFillsIn) {
   Write("chat_template.jinja",
         "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ thinking }}");

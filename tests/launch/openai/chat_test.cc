@@ -250,6 +250,18 @@ TEST(OpenAiChatTest, ToolCallsAreTextWithoutToolsOrWithToolChoiceNone) {
   EXPECT_EQ(cut.at("choices")[0].at("message").at("tool_calls").size(), 1);
 }
 
+TEST(OpenAiChatTest, ToolsThatTheTemplateWouldDropAreRefused) {
+  HarnessOptions options = Options();
+  options.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>";
+  ApiHarness harness(std::move(options));
+  const auto client = harness.Chat(Ask(List({User("a")}), {{"tools", kTools}}));
+  EXPECT_EQ(client->status(), 400);
+  EXPECT_EQ(client->json().at("error").at("param"), "tools") << client->body();
+  EXPECT_EQ(
+      harness.Chat(Ask(List({User("a")}), {{"tools", kTools}, {"tool_choice", "none"}}))->status(),
+      200);
+}
+
 TEST(OpenAiChatTest, SayWhatIsWrongWithTools) {
   ApiHarness harness(Options());
   const std::pair<const char*, const char*> cases[] = {
