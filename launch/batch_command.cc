@@ -50,6 +50,7 @@ class BatchJob : public EngineJob {
   ~BatchJob() override;
 
   absl::Status Prepare(const ModelSource& source) override;
+  std::optional<int> FinishEarly() override;
   absl::Status Submit(Engine& engine, const SessionInfo& session) override;
   absl::Status Run(Engine& engine) override { return engine.Run(); }
   void Fail(const absl::Status& status) override;
@@ -82,6 +83,7 @@ class BatchJob : public EngineJob {
   std::unique_ptr<BatchOutput> output_;
   FinishedLines finished_;
   std::optional<int64_t> num_lines_;
+  std::optional<int64_t> num_pending_;  // of them, without a result
   int exit_status_ = 0;
 
   std::mutex mutex_;
@@ -240,6 +242,7 @@ absl::Status BatchJob::Resume(const ModelSource& source) {
     LOCKSTEP_ASSIGN_OR_RETURN(
         scan, ScanInput(input_fd_, options_.input, kMaxBatchLineBytes, finished_.done));
     num_lines_ = scan->num_lines;
+    num_pending_ = scan->num_pending;
   }
   if (output_->is_file()) {
     LOCKSTEP_ASSIGN_OR_RETURN(const JobRecord record, MakeRecord(source, scan));
@@ -265,6 +268,24 @@ void BatchJob::LogStart(const std::optional<InputScan>& scan) const {
                     " of them failed");
   }
   LogInfo(text);
+}
+
+// Of a job that has come to its end.
+int CompleteStatus(const BatchCounts& counts) {
+  if (counts.num_failed == 0) return 0;
+  return counts.num_ok == 0 ? 2 : 1;
+}
+
+std::optional<int> BatchJob::FinishEarly() {
+  if (num_pending_ != 0) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  finished_run_ = true;
+  const BatchCounts counts{.num_ok = finished_.num_ok,
+                           .num_failed = finished_.num_failed,
+                           .before = finished_.num_ok + finished_.num_failed,
+                           .num_lines = num_lines_};
+  LogInfo(BatchSummaryText(counts));
+  return CompleteStatus(counts);
 }
 
 absl::Status BatchJob::Submit(Engine& engine, const SessionInfo& session) {
@@ -313,11 +334,7 @@ absl::Status BatchJob::Finish(const Engine&, const SessionInfo&) {
   api_.reset();
   run_.reset();
   finished_run_ = true;
-  if (!complete) {
-    exit_status_ = 1;
-  } else if (counts.num_failed > 0) {
-    exit_status_ = counts.num_ok == 0 ? 2 : 1;
-  }
+  exit_status_ = complete ? CompleteStatus(counts) : 1;
   if (!complete) {
     LogWarning(absl::StrCat("stopped before the end of the input",
                             output_->is_file() ? "; the same command goes on from here" : ""));

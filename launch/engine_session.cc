@@ -162,6 +162,11 @@ absl::StatusOr<int> RunOnRanks(const EngineFlags& flags, Communicator& communica
   LOCKSTEP_RETURN_IF_ERROR(Open(flags, communicator, watch, job, &source));
   times.End("opening");
   if (driver.valid()) driver.wait();
+  constexpr int kGoOn = -1;
+  int early = kGoOn;
+  if (communicator.rank() == 0) early = job.FinishEarly().value_or(kGoOn);
+  LOCKSTEP_RETURN_IF_ERROR(communicator.Broadcast(&early, sizeof(early), 0));
+  if (early != kGoOn) return early;
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceKind device, ResolveDevice(wanted, communicator));
   const EngineOptions options =
       ResolveEngineOptions(flags, source.config, device, communicator, watch.watched());

@@ -2,7 +2,7 @@
 //
 //   every rank   compare program and options with rank 0's (launch_check.h); start the watchdog
 //   every rank   open the model      -> Agree: a refusal ends all ranks with 2; compare it, too
-//   rank 0       EngineJob::Prepare  -> Agree
+//   rank 0       EngineJob::Prepare  -> Agree; FinishEarly: all ranks end with its status
 //   every rank   make the engine     -> refusals end all ranks with 2
 //   rank 0       EngineJob::Submit, Run, Finish; the others follow
 //   every rank   learn rank 0's exit status
@@ -12,6 +12,7 @@
 // hangs.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "launch/engine_flags.h"
@@ -39,6 +40,9 @@ class EngineJob {
   // Reads inputs, checks that outputs can be written. A failure means exit status 2, but for
   // Cancelled of this and Submit: Fail was called before. `source` outlives the job's use.
   virtual absl::Status Prepare(const ModelSource& source) = 0;
+  // After Prepare: the exit status where nothing is left to compute. The weights are not loaded
+  // then, and neither Submit nor Run nor Finish is called.
+  virtual std::optional<int> FinishEarly() { return std::nullopt; }
   // Submits every request, or makes ready who will. A failure means exit status 2.
   virtual absl::Status Submit(Engine& engine, const SessionInfo& session) = 0;
   // Runs the engine: until everything that was submitted has ended, or as long as the job wants.

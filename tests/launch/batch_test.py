@@ -266,6 +266,7 @@ class ResumeTest(Batches):
         again = lockstep("batch", *files, self.output)
         self.assertEqual(again.status, 0, again.err)
         self.assertIn("this run: 0 lines", again.err)
+        self.assertNotIn("ready in", again.err)  # the model is not loaded for nothing
         self.assertEqual(self.count(), count)
 
     def test_ordered_in_the_middle_of_a_kill(self):
