@@ -395,7 +395,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   }
   LOCKSTEP_RETURN_IF_ERROR(
       AgreeOrFailAlone(communicator, parts.decoder->Prepare(parts.pool), options.watched));
-  times->End("graphs");
+  if (on_cuda) times->End("graphs");
 
   const PlanLimits limits{.max_num_batched_tokens = options.max_num_batched_tokens,
                           .max_num_seqs = options.max_num_seqs,
