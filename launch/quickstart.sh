@@ -89,5 +89,6 @@ The binary: $root/build/release/lockstep
 The model:  $model
 Ask on:     bash launch/quickstart.sh "Your question"
 or:         bash launch/run.sh -n $ranks generate "$model" --chat --prompt "Your question"
+Serve it:   bash launch/run.sh -n $ranks serve "$model" --port 8000      # OpenAI's API, and a page for browsers
 Help:       build/release/lockstep help generate
 END
