@@ -13,6 +13,7 @@
 
 #include "launch/job_watch.h"
 #include "launch/launch_check.h"
+#include "launch/start_watch.h"
 #include "model/checkpoint/counted_checkpoint.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/partition.h"
@@ -201,6 +202,7 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
   PhaseTimes times;
   SetLogLevel(flags.log_level);
   if (NumberAmongProcesses() != 0) SilenceLog();
+  StartWatch start_watch(LaunchedRank(), StartedByLauncher() ? flags.watchdog_seconds : 0);
   absl::StatusOr<std::unique_ptr<Communicator>> created = CreateMpiCommunicator();
   if (!created.ok()) {
     Log(LogLevel::kError, std::string(created.status().message()));
@@ -211,8 +213,8 @@ int RunEngineJob(const EngineFlags& flags, EngineJob& job) {
   if (!leads) SilenceLog();
   times.End("MPI");
   // Until the ranks have parted: a rank that is gone before others have come to the end is found.
-  JobWatch watch(leads ? [&job](const absl::Status& status) { job.Fail(status); }
-                       : std::function<void(const absl::Status&)>());
+  JobWatch watch(start_watch, leads ? [&job](const absl::Status& status) { job.Fail(status); }
+                                    : std::function<void(const absl::Status&)>());
   WatchedCommunicator communicator(*ranks, watch.watched().progress);
   watch.watched().fail = [&](const absl::Status& status) { watch.Fail(communicator, status); };
   try {

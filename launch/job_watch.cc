@@ -107,6 +107,7 @@ absl::Status JobWatch::Start(Communicator& communicator, double seconds) {
   LOCKSTEP_ASSIGN_OR_RETURN(watch_, RankWatch::Create(communicator, watched_, std::move(options)));
   watch_of_process = watch_.get();
   if (StartedByLauncher()) WaitForCauseOnTerminate();
+  start_watch_.Stop();
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include "launch/start_watch.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_links.h"
 #include "parallel/rank_watch.h"
@@ -13,10 +14,11 @@ namespace lockstep {
 
 class JobWatch {
  public:
-  // `on_failure`: rank 0's, called once before the job is aborted, perhaps from another thread
-  // while the main thread hangs. Returns soon. Null on other ranks.
-  explicit JobWatch(std::function<void(const absl::Status&)> on_failure)
-      : on_failure_(std::move(on_failure)) {}
+  // `start_watch` watches until Start has succeeded. `on_failure`: rank 0's, called once before the
+  // job is aborted, perhaps from another thread while the main thread hangs. Returns soon. Null on
+  // other ranks.
+  JobWatch(StartWatch& start_watch, std::function<void(const absl::Status&)> on_failure)
+      : start_watch_(start_watch), on_failure_(std::move(on_failure)) {}
   ~JobWatch() { Stop(); }
 
   // What the engine shows its progress to, watched or not.
@@ -39,6 +41,7 @@ class JobWatch {
   void Report(const RankFault& fault);
   [[noreturn]] void End(const RankFault& fault, bool told);
 
+  StartWatch& start_watch_;
   const std::function<void(const absl::Status&)> on_failure_;
   WatchedRank watched_;
   std::unique_ptr<RankWatch> watch_;

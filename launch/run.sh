@@ -77,6 +77,8 @@ fi
 
 # mpirun reads the standard input of whoever called, wanted or not: it gets it where a prompt comes from there.
 [[ " $* " =~ [\ =]-\ |/dev/stdin ]] || exec </dev/null
+# A standard input that is closed would be mpirun's for a pipe of its own, which never ends.
+[ -e /dev/stdin ] || exec </dev/null
 
 # Behind mpirun nobody sees whether stderr is a terminal.
 [ ! -t 2 ] || export LOCKSTEP_STDERR_IS_TERMINAL=1

@@ -193,6 +193,13 @@ class LinesTest(Batches):
         self.assertIn("ok 0, failed 0", result.err)
         self.assertIn("No space left", result.err)
 
+    def test_closed_stdin(self):
+        """It is one that has nothing, not one for which mpirun waits."""
+        command = f"exec bash '{RUN}' -n 2 batch '{self.model}' --load-format null --input - --output - <&-"
+        done = subprocess.run(["bash", "-c", command], env={**os.environ, "LOCKSTEP": LOCKSTEP, "CUDA_VISIBLE_DEVICES": ""},
+                              capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (0, b""), done.stderr)
+
     def test_defaults_of_lines_that_say_nothing(self):
         self.input.write_text('{"prompt": [5, 6]}\n{"prompt": [5, 6], "max_tokens": 2}\n')
         self.assertEqual(self.batch("--max-tokens", 4, "--temperature", 0, "--seed", 3, "--ordered").status, 0)

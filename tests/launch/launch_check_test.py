@@ -5,7 +5,7 @@ usage: launch_check_test.py LOCKSTEP SOURCE_DIR [unittest options]        standa
 """
 import json, os, shutil, subprocess
 
-from command_harness import DUMMY, LOCKSTEP, RUN, Commands, Result, lockstep, main, write_weights
+from command_harness import DUMMY, LOCKSTEP, RUN, SOURCE, Commands, Result, lockstep, main, write_weights
 
 PLAIN = ["--dtype", "float32"]
 RANKS = ((2, 1), (3, 1), (3, 2))  # how many, and which one is started otherwise
@@ -53,6 +53,26 @@ class LaunchCheckTest(Commands):
         shutil.copy(LOCKSTEP, other)  # the same program in another place
         result = self.start(2, 1, common, ["generate", self.model, *common], odd_program=other)
         self.assertEqual(result.status, 0, result.err)
+
+    @classmethod
+    def setUpClass(cls):
+        """Neither MPI nor mpirun ends a job of which one process is no rank. It waits while the other tests run."""
+        script = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 60; exec "{LOCKSTEP}" "$@"'
+        command = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-np", "3", "sh", "-c", script, "sh", "generate",
+                   SOURCE / "tests/data/tiny-llama", *DUMMY, "--ids", "1", "--watchdog-seconds", "1"]
+        env = dict(os.environ, OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_hwloc_base_binding_policy="none", CUDA_VISIBLE_DEVICES="")
+        cls.incomplete = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.incomplete.terminate()
+        cls.incomplete.communicate()
+
+    def test_rank_that_never_comes(self):
+        out, err = self.incomplete.communicate(timeout=60)
+        self.assertEqual((self.incomplete.returncode, out), (1, b""), err)
+        self.assertEqual(err.count(b"lockstep error:"), 1, err)
+        self.assertRegex(err.decode(), r"rank 0 \(\S+\) has not found all other ranks within 10 s")
 
     def test_command(self):
         for ranks, odd in RANKS:
