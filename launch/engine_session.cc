@@ -58,9 +58,9 @@ absl::Status Open(const EngineFlags& flags, Communicator& communicator, JobWatch
   // The first collective: ranks that were refused earlier are in it, too (LeaveRefused).
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CheckTpSize(flags, communicator)));
   LOCKSTEP_RETURN_IF_ERROR(CheckSameLaunch(flags, communicator));
-  LOCKSTEP_RETURN_IF_ERROR(watch.Start(communicator, flags.watchdog_seconds));
   RankProgress& progress = watch.watched().progress;
-  progress.SetPhase(RankPhase::kLoad);
+  progress.SetPhase(RankPhase::kLoad);  // before others first hear of this rank
+  LOCKSTEP_RETURN_IF_ERROR(watch.Start(communicator, flags.watchdog_seconds));
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, CatchExhaustion(opening, [&] {
                                    return OpenOnThisRank(flags, communicator, source);
                                  })));
