@@ -13,6 +13,9 @@ namespace lockstep {
 
 namespace {
 
+// Who sends a few lengths of the model is told how many tokens it was, beyond that it is not worth
+// the work.
+constexpr int64_t kCountedLengths = 4;
 constexpr int64_t kMaxEchoBytes = int64_t{64} << 20;
 
 uint64_t RandomSeed() {
@@ -36,6 +39,13 @@ std::string DecodePrompt(const Tokenizer* tokenizer, const std::vector<int32_t>&
   StreamDecoder decoder(tokenizer, /*skip_special_tokens=*/true);
   for (const int32_t id : ids) text += decoder.Push(id);
   return text + decoder.Finish();
+}
+
+absl::Status NoRoom(const std::string& num_tokens, int64_t limit) {
+  return absl::OutOfRangeError(absl::StrFormat(
+      "the prompt has %s tokens, which leaves no room for an answer in this model's maximum length "
+      "of %d tokens (prompt and answer together)",
+      num_tokens, limit));
 }
 
 }  // namespace
@@ -74,16 +84,23 @@ absl::Status CallPreparer::CheckModel(const std::string& name) const {
 }
 
 absl::StatusOr<std::vector<int32_t>> CallPreparer::EncodeText(const std::string& text,
-                                                              bool add_special_tokens) const {
+                                                              bool add_special_tokens,
+                                                              int64_t max_tokens) const {
   if (model_.tokenizer == nullptr) {
     return absl::InvalidArgumentError(
         "prompt is text, but the model has no tokenizer: send token ids");
   }
-  return model_.tokenizer->Encode(text, add_special_tokens);
+  absl::StatusOr<std::vector<int32_t>> ids =
+      model_.tokenizer->Encode(text, add_special_tokens, max_tokens);
+  if (absl::IsOutOfRange(ids.status())) {
+    return NoRoom(absl::StrFormat("more than %d", max_tokens), engine_.max_model_len());
+  }
+  return ids;
 }
 
 absl::StatusOr<std::vector<int32_t>> CallPreparer::EncodeChat(std::string_view body,
                                                               bool add_special_tokens,
+                                                              int64_t max_tokens,
                                                               ChatPrompt* chat) const {
   if (model_.chat == nullptr || model_.tokenizer == nullptr) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -99,16 +116,17 @@ absl::StatusOr<std::vector<int32_t>> CallPreparer::EncodeChat(std::string_view b
   }
   LOCKSTEP_ASSIGN_OR_RETURN(const std::string text, model_.chat->Render(chat->input));
   chat->input = nullptr;
-  return EncodeText(text, add_special_tokens);
+  return EncodeText(text, add_special_tokens, max_tokens);
 }
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> CallPreparer::ReadPromptIds(
     Json& body, OpenCall& call, ChatPrompt* chat) const {
   std::vector<std::vector<int32_t>> all;
   const bool special = call.fields.add_special_tokens;
+  const int64_t max_tokens = kCountedLengths * engine_.max_model_len();
   if (call.kind == ApiKind::kChat) {
     LOCKSTEP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                              EncodeChat(call.exchange->request().body, special, chat));
+                              EncodeChat(call.exchange->request().body, special, max_tokens, chat));
     all.push_back(std::move(ids));
     call.prompts.resize(1);
     return all;
@@ -118,7 +136,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> CallPreparer::ReadPromptIds(
   for (PromptSource& source : sources) {
     std::vector<int32_t> ids = std::move(source.ids);
     if (source.is_text) {
-      LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeText(source.text, special));
+      LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeText(source.text, special, max_tokens));
     }
     CallPrompt& prompt = call.prompts.emplace_back();
     if (call.fields.echo) {
@@ -134,10 +152,7 @@ absl::Status CallPreparer::CheckPrompt(const std::vector<int32_t>& ids,
                                        const SamplingParams& sampling) const {
   const int64_t limit = engine_.max_model_len();
   if (std::ssize(ids) >= limit) {
-    return absl::OutOfRangeError(absl::StrFormat(
-        "the prompt has %d tokens, which leaves no room for an answer in this model's maximum "
-        "length of %d tokens (prompt and answer together)",
-        ids.size(), limit));
+    return NoRoom(absl::StrCat(ids.size()), limit);
   }
   PlanLimits limits;
   limits.vocab_size = model_.config->vocab_size;

@@ -32,10 +32,11 @@ class CallPreparer {
  private:
   absl::StatusOr<std::vector<std::vector<int32_t>>> ReadPromptIds(Json& body, OpenCall& call,
                                                                   ChatPrompt* chat) const;
+  // OutOfRange for more than `max_tokens` ids, without the work that they would be.
   absl::StatusOr<std::vector<int32_t>> EncodeChat(std::string_view body, bool add_special_tokens,
-                                                  ChatPrompt* chat) const;
-  absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text,
-                                                  bool add_special_tokens) const;
+                                                  int64_t max_tokens, ChatPrompt* chat) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
+                                                  int64_t max_tokens) const;
   absl::Status CheckPrompt(const std::vector<int32_t>& ids, const SamplingParams& sampling) const;
   absl::Status MakeChoices(OpenCall& call, const ChatPrompt& chat) const;
   // What the engine is to be asked: a request a prompt.

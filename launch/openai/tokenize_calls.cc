@@ -39,11 +39,11 @@ absl::StatusOr<std::string> CallPreparer::Tokenize(std::string_view body) const 
   std::vector<int32_t> ids;
   if (is_chat) {
     ChatPrompt chat;
-    LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeChat(body, special, &chat));
+    LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeChat(body, special, Tokenizer::kNoLimit, &chat));
   } else if (!prompt.has_value()) {
     return absl::InvalidArgumentError("prompt is missing: it must be a string, or send messages");
   } else {
-    LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeText(*prompt, special));
+    LOCKSTEP_ASSIGN_OR_RETURN(ids, EncodeText(*prompt, special, Tokenizer::kNoLimit));
   }
   std::string response = absl::StrFormat(
       "{\"count\":%d,\"max_model_len\":%d,\"tokens\":[%s],\"token_strs\":", ids.size(),

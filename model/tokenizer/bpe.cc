@@ -42,6 +42,7 @@ absl::StatusOr<BpeModel> BpeModel::Create(const Vocabulary* vocabulary,
     }
   }
   model.IndexSymbols();
+  model.MeasureTokens();
   model.merges_.Build(merges);
   model.IndexBorders(merges);
   return model;
@@ -61,6 +62,21 @@ void BpeModel::IndexSymbols() {
     if (options_.pieces_are_bytes) byte_ids_.push_back(vocabulary_->Find(ByteLevelCharacter(byte)));
     if (options_.byte_fallback)
       fallback_ids_.push_back(vocabulary_->Find(absl::StrFormat("<0x%02X>", byte)));
+  }
+}
+
+void BpeModel::MeasureTokens() {
+  const std::vector<int32_t>& bytes = options_.pieces_are_bytes ? byte_ids_ : fallback_ids_;
+  if (bytes.empty() || std::count(bytes.begin(), bytes.end(), -1) > 0) return;
+  for (int32_t id = 0; id < vocabulary_->size(); ++id) {
+    const std::string& token = vocabulary_->Token(id);
+    // In byte-level spelling a character is a byte.
+    const auto starts_character = [](char c) { return (c & 0xC0) != 0x80; };
+    const size_t size =
+        options_.pieces_are_bytes
+            ? static_cast<size_t>(std::count_if(token.begin(), token.end(), starts_character))
+            : token.size();
+    if (vocabulary_->Has(id)) longest_token_ = std::max(longest_token_, size);
   }
 }
 

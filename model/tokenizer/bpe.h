@@ -81,10 +81,16 @@ class BpeModel {
   // Appends the ids of `piece` (valid UTF-8 unless pieces_are_bytes; not empty). The time is n log
   // n.
   void Encode(std::string_view piece, BpeScratch* scratch, std::vector<int32_t>* ids) const;
+  // At least so many ids has a piece of `bytes` bytes, whatever they are. 0 where characters
+  // without a token may be left out or become one.
+  int64_t MinTokens(size_t bytes) const {
+    return longest_token_ == 0 ? 0 : static_cast<int64_t>(bytes / longest_token_);
+  }
 
  private:
   BpeModel() = default;
   void IndexSymbols();
+  void MeasureTokens();
   void IndexBorders(const std::vector<Merge>& merges);
   int32_t FirstSymbol(std::string_view text, int* length) const;
   std::string_view SymbolText(std::string_view text) const;
@@ -104,6 +110,7 @@ class BpeModel {
       character_ids_;  // the token of each character up to the largest that has one, -1: none
   std::vector<int32_t> fallback_ids_;  // byte_fallback: <0x00> ... <0xFF>, -1: none
   MergeTable merges_;
+  size_t longest_token_ = 0;  // the bytes of a piece that one token may stand for; 0: any number
   // Pairs of first symbols across which some merge reaches. No merge ever crosses another border,
   // so what lies on its two sides is encoded apart: long pieces (SentencePiece models have no
   // pre-tokenizer) fall into words that the cache knows.

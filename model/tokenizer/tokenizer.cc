@@ -14,6 +14,8 @@ namespace {
 
 // What one Encode works with. The word cache inside makes it worth keeping.
 struct Scratch {
+  int64_t max_tokens = 0;
+  bool too_long = false;
   BpeScratch bpe;
   std::string normalized;
   std::vector<Segment> segments;
@@ -106,8 +108,11 @@ absl::Status Tokenizer::State::IndexAddedTokens(const std::string& where) {
 
 absl::Status Tokenizer::State::EncodeSegment(std::string_view text, bool at_start, Scratch* scratch,
                                              std::vector<int32_t>* ids) const {
-  return parts.pre_tokenizer.Split(
-      text, at_start, [&](std::string_view piece) { model->Encode(piece, &scratch->bpe, ids); });
+  return parts.pre_tokenizer.Split(text, at_start, [&](std::string_view piece) {
+    const int64_t room = scratch->max_tokens - std::ssize(*ids);
+    scratch->too_long = scratch->too_long || room < 0 || model->MinTokens(piece.size()) > room;
+    if (!scratch->too_long) model->Encode(piece, &scratch->bpe, ids);
+  });
 }
 
 absl::Status Tokenizer::State::EncodeText(std::string_view text, Scratch* scratch,
@@ -165,20 +170,28 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromParts(TokenizerParts p
 }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view utf8,
-                                                       bool add_special_tokens) const {
+                                                       bool add_special_tokens,
+                                                       int64_t max_tokens) const {
   if (const size_t bad = FindInvalidUtf8(utf8); bad != std::string_view::npos) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the text is not valid UTF-8 at byte %d", bad));
   }
   std::vector<int32_t> ids;
-  ids.reserve(utf8.size() / 4 + 8);
+  ids.reserve(static_cast<size_t>(
+      std::min<int64_t>(static_cast<int64_t>(utf8.size() / 4), max_tokens / 2) + 8));
   if (add_special_tokens) ids = state_->parts.prefix;
   std::unique_ptr<Scratch> scratch = state_->scratches.Take();
+  scratch->max_tokens = max_tokens;
+  scratch->too_long = false;
   const absl::Status status = state_->EncodeText(utf8, scratch.get(), &ids);
+  const bool too_long = scratch->too_long;
   state_->scratches.Return(std::move(scratch));
   LOCKSTEP_RETURN_IF_ERROR(status);
   if (add_special_tokens)
     ids.insert(ids.end(), state_->parts.suffix.begin(), state_->parts.suffix.end());
+  if (too_long || std::ssize(ids) > max_tokens) {
+    return absl::OutOfRangeError(absl::StrFormat("the text has more than %d tokens", max_tokens));
+  }
   return ids;
 }
 

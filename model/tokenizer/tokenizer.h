@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,10 +45,13 @@ class Tokenizer {
 
   // The ids of `utf8`. Added tokens (special ones too) that occur in the text become their ids.
   // `add_special_tokens` also applies the post-processor's template (a leading <s>, say).
-  // A character that has no token and no
-  // unk_token or byte token to stand for it is left out, as in the reference. InvalidArgument with
-  // the byte offset for invalid UTF-8.
-  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view utf8, bool add_special_tokens) const;
+  // A character that has no token and no unk_token or byte token to stand for it is left out, as in
+  // the reference. InvalidArgument with the byte offset for invalid UTF-8. OutOfRange for more than
+  // `max_tokens` ids: then the rest of the text costs next to nothing, nor does a text that must be
+  // too long by its bytes, however it is spelled.
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view utf8, bool add_special_tokens,
+                                              int64_t max_tokens = kNoLimit) const;
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
   // The text of `ids`, always valid UTF-8 (bytes that form no character become U+FFFD).
   // `skip_special_tokens` leaves out special tokens. InvalidArgument naming the id when no token

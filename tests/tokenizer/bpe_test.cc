@@ -3,6 +3,7 @@
 #include <map>
 #include <random>
 
+#include "model/tokenizer/byte_level.h"
 #include "tests/tokenizer/tokenizer_fixtures.h"
 
 namespace lockstep {
@@ -89,6 +90,31 @@ TEST(BpeTest, EqualsTheDefinitionOnRandomModels) {
       }
     }
   }
+}
+
+TEST(BpeTest, FewestTokensOfAPieceFollowFromItsBytes) {
+  BpeOptions bytes, falls_back;
+  bytes.pieces_are_bytes = true;
+  falls_back.byte_fallback = true;
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.push_back(ByteLevelCharacter(byte));
+  // Two characters of two bytes each, which stand for two bytes of a piece.
+  tokens.push_back(ByteLevelCharacter(0) + ByteLevelCharacter(1));
+  tokens.push_back("abcd");
+  const auto min_tokens = [](const std::vector<std::string>& of, const BpeOptions& options) {
+    const Vocabulary vocabulary = *Vocabulary::FromList(of, "test");
+    return BpeModel::Create(&vocabulary, {}, options, "test")->MinTokens(1000);
+  };
+  EXPECT_EQ(min_tokens(tokens, bytes), 250);
+  EXPECT_EQ(min_tokens(tokens, BpeOptions()), 0);  // what has no token is left out
+  tokens[7] = "none of a byte";
+  EXPECT_EQ(min_tokens(tokens, bytes), 0);
+
+  std::vector<std::string> fallback;
+  for (int byte = 0; byte < 256; ++byte) fallback.push_back(absl::StrFormat("<0x%02X>", byte));
+  EXPECT_EQ(min_tokens(fallback, falls_back), 1000 / 6);
+  fallback.pop_back();
+  EXPECT_EQ(min_tokens(fallback, falls_back), 0);
 }
 
 TEST(WordCacheTest, WordsOfEveryLengthAreKeptApart) {

@@ -280,6 +280,33 @@ TEST(TokenizerTest, LongRunsEndInTime) {
   EXPECT_EQ(Encode(*fallback, std::string(1000000, 'z')).size(), 1000001u);
 }
 
+TEST(TokenizerTest, TextsBeyondALimitAreNotEncoded) {
+  Json leaves_out = Fixture("byte_fallback.json");  // characters without a token
+  leaves_out["model"]["byte_fallback"] = false;
+  leaves_out["model"].erase("unk_token");
+  for (const Json& document :
+       {Fixture("byte_level.json"), Fixture("byte_fallback.json"), leaves_out}) {
+    const auto tokenizer = Make(document);
+    std::vector<std::string> texts = Corpus(200);
+    texts.push_back(std::string(3000, '\x01'));
+    for (const std::string& text : texts) {
+      const Ids want = Encode(*tokenizer, text);
+      for (const bool special : {false, true}) {
+        const Ids whole = *tokenizer->Encode(text, special);
+        const absl::StatusOr<Ids> fits = tokenizer->Encode(text, special, std::ssize(whole));
+        ASSERT_TRUE(fits.ok()) << text;
+        EXPECT_EQ(*fits, whole);
+        if (whole.empty()) continue;
+        for (const int64_t limit : {std::ssize(whole) - 1, std::ssize(whole) / 2, int64_t{0}}) {
+          const absl::Status status = tokenizer->Encode(text, special, limit).status();
+          EXPECT_TRUE(absl::IsOutOfRange(status))
+              << limit << " of " << whole.size() << ": " << text;
+        }
+      }
+    }
+  }
+}
+
 TEST(TokenizerTest, ThreadsMayShareOne) {
   const auto tokenizer = Make(Fixture("byte_level.json"));
   const std::vector<std::string> corpus = Corpus(300);

@@ -271,7 +271,10 @@ TEST(OpenAiErrorsTest, HugeListsAreRefusedOrJudgedByTheirTokens) {
     return ErrorIn(client).at("message").get<std::string>();
   };
   const std::string words(2 << 20, 'a');
-  EXPECT_NE(message({{"prompt", words}}).find(" tokens, which leaves no room"), std::string::npos);
+  EXPECT_NE(message({{"prompt", words}}).find("more than 4000 tokens, which leaves no room"),
+            std::string::npos);
+  EXPECT_NE(message({{"prompt", std::string(2000, '#')}}).find("the prompt has 20"),
+            std::string::npos);
   EXPECT_NE(message({{"prompt", std::vector<int32_t>(1000000, 5)}}).find("1000000 tokens"),
             std::string::npos);
   EXPECT_NE(message({{"prompt", std::vector<int32_t>(2000001, 5)}}).find("2000000 values"),
