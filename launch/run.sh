@@ -92,18 +92,22 @@ case ${1:-} in
   batch) [ -t 0 ] || drains=1 ;;
 esac
 
+# A job does not outlive this script, however that ends: mpirun gets SIGTERM then, and ends its ranks.
+mpirun=(mpirun)
+! command -v setpriv >/dev/null || mpirun=(setpriv --pdeathsig TERM mpirun)
+
 status=0
 if [ -n "$drains" ]; then
   # A process group of its own: a Ctrl-C that reached mpirun would make it end the ranks within a second.
   set -m
-  mpirun $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@" &
+  "${mpirun[@]}" $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@" &
   job=$!
   trap 'kill -USR2 "$job" 2>/dev/null || true' INT TERM USR1 USR2
   # A signal ends `wait` early.
   while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done
   wait "$job" || status=$?
 else
-  mpirun $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@" || status=$?
+  "${mpirun[@]}" $quiet "${hosts[@]}" "${ranks[@]}" "$lockstep" "$@" || status=$?
 fi
 if [ "$status" -gt 128 ] && [ "$status" -le 192 ]; then
   echo "$me: a rank, or mpirun, was ended by signal $((status - 128)); the job is over" >&2

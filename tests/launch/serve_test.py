@@ -3,7 +3,7 @@
 
 usage: serve_test.py LOCKSTEP SOURCE_DIR [unittest options]        standard library only
 """
-import json, os, re, signal, socket, subprocess, threading, time
+import json, os, re, shutil, signal, socket, subprocess, threading, time, unittest
 
 from command_harness import DUMMY, GREEDY, LOCKSTEP, SOURCE, Commands, lockstep, main, write_tokenizer
 from serve_harness import Server, Stream, expected_ids, is_running, metric, parse_metrics
@@ -288,6 +288,12 @@ class EndTest(Servers):
         # What mpirun exits with is its own affair.
         for ranks in (1, 2):
             self.check_cut_short(ranks, lambda server: os.kill(server.mpirun(), signal.SIGTERM), status=None)
+
+    @unittest.skipUnless(shutil.which("setpriv"), "no setpriv")
+    def test_a_killed_script_leaves_nothing_behind(self):
+        with self.serve(ranks=2) as server:
+            server.process.kill()
+            self.assertEqual(server.wait_ended(), -signal.SIGKILL)
 
     def test_an_idle_server_ends_at_once(self):
         for ranks in (None, 2):
