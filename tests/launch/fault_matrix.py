@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
 """What happens to a job when a rank, or mpirun, meets a fault: every fault on rank 0 and on another rank, in every phase.
 
-usage: fault_matrix.py LOCKSTEP SOURCE_DIR INJECTION [--some | CELL...]        standard library only
+usage: fault_matrix.py LOCKSTEP SOURCE_DIR INJECTION [--cuda RANKS] [--some | CELL...]        standard library only
 
 Prints a table, a line a cell: how long after the fault the job had ended, its exit status, what it said, what a client heard, and
 what was left behind. Exit status 1 when a cell is not as guaranteed. --some: a choice of cells for every day; CELL is a name as in
 the table's first column, or its beginning. INJECTION: the library built from fault_injection.cc.
+
+The model is one without arithmetic on 3 ranks of the CPU or, with --cuda, one of 7 billion made-up weights on that many GPUs.
 """
 import collections, json, os, pathlib, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, uuid
 from serve_harness import Stream, Server, descendants, environ_of, is_running
 
 LOCKSTEP, SOURCE, INJECTION = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve(), os.path.abspath(sys.argv[3])
-RANKS, WATCHDOG, LIMIT = 3, 3, 5  # LIMIT: seconds from the fault to the end, behind the watchdog's where it is the one to notice
+CHOICE = sys.argv[4:]
+CUDA = CHOICE[:1] == ["--cuda"]
+RANKS = int(CHOICE[1]) if CUDA else 3
+CHOICE = CHOICE[2:] if CUDA else CHOICE
+OTHER = RANKS - 1
+WATCHDOG, LIMIT = 3, 5  # LIMIT: seconds from the fault to the end, behind the watchdog's where it is the one to notice
 THROW, EXIT_0, HANG = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2, signal.SIGRTMIN + 3
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP, "exit 0": EXIT_0, "exception": THROW,
           "hang": HANG}
@@ -24,9 +31,10 @@ SAYS_CAUSE = {"SIGKILL": ENDED % "was killed by SIGKILL", "SIGSEGV": ENDED % "wa
               "SIGSTOP": r"it has not answered for 3\.\d s; its process \d+ is stopped",
               "exit 0": ENDED % "ended with exit status 0", "exception": "std::bad_alloc|out of memory|" + ENDED % "was killed by SIGABRT",  # some functions let none pass
               "hang": r"no progress for [34]\.\d s; it has not (reached|left) collective \d+ of the \w+ \(.*\), "
-                      r"(in which ranks \d, \d wait|which ranks \d, \d have passed)"}
-SOME = ("SIGKILL rank 0 decode", "SIGKILL rank 2 load", "SIGSTOP rank 2 prefill", "exit 0 rank 2 idle", "exception rank 2 decode",
-        "hang rank 2 decode", "mpirun SIGKILL decode", "batch SIGKILL rank 2")
+                      r"(in which ranks? [\d, ]+ waits?|which ranks? [\d, ]+ (has|have) passed)"}
+SOME = ("SIGKILL rank 0 decode", f"SIGKILL rank {OTHER} load", f"SIGSTOP rank {OTHER} prefill", f"exit 0 rank {OTHER} idle",
+        f"exception rank {OTHER} decode", f"hang rank {OTHER} decode", "mpirun SIGKILL decode", f"batch SIGKILL rank {OTHER}")
+DEVICE_ENV = {} if CUDA else {"CUDA_VISIBLE_DEVICES": ""}
 Outcome = collections.namedtuple("Outcome", "seconds status lines client left faults")
 
 
@@ -48,7 +56,7 @@ class Job:
         self.word = uuid.uuid4().hex
         self.mark = folder / "pause"
         self.stderr = open(folder / "stderr", "w+b")
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        env = {**os.environ, **DEVICE_ENV, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "self,vader,tcp", "FAULT_WORD": self.word}
         ranks = ["env", "LD_PRELOAD=" + INJECTION, f"FAULT_PAUSE_MARK={self.mark}", f"FAULT_PAUSE_SECONDS={pause}", LOCKSTEP, *map(str, args)]
@@ -106,7 +114,7 @@ class Client:
         server = type("At", (), {"port": port, "headers": lambda _: {"Content-Type": "application/json"}})()
         self.stream = Stream.__new__(Stream)
         self.thread = threading.Thread(target=self.run, args=(server, {"model": model, "prompt": prompt, "stream": True,
-                                                                       "max_tokens": max_tokens}))
+                                                                       "max_tokens": max_tokens, "ignore_eos": True}))
         self.thread.start()
 
     def run(self, server, body):
@@ -146,14 +154,21 @@ def model_folder(folder):
     model = folder / "model"
     model.mkdir()
     config = json.loads((SOURCE / "tests/data/tiny-llama/config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20000}))
+    large = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}
+    (model / "config.json").write_text(json.dumps({**config, **(large if CUDA else {}), "max_position_embeddings": 40000}))
     return model
+
+
+def model_options(step_ms):
+    """A model whose decode steps take some milliseconds: `step_ms` where that can be chosen."""
+    return ["--load-format", "dummy", "--device", "cuda"] if CUDA else ["--load-format", "null", "--null-step-ms", step_ms]
 
 
 def serve_until(phase, folder):
     """(job, port, client) of a server in that phase."""
     step_ms, tokens = (100, 16) if phase == "prefill" else (20, 2048)
-    job = Job(folder, "serve", model_folder(folder), "--port", 0, "--load-format", "null", "--null-step-ms", step_ms,
+    job = Job(folder, "serve", model_folder(folder), "--port", 0, *model_options(step_ms),
               "--max-num-batched-tokens", tokens, "--watchdog-seconds", WATCHDOG, pause=2 if phase == "load" else 0)
     if phase == "load":
         return job, None, None
@@ -161,10 +176,11 @@ def serve_until(phase, folder):
         port = int(job.wait_for(lambda: re.search(r"serving .* on http://\S+:(\d+)", job.log()), "it serves")[1])
         client, model = None, str(folder / "model")
         if phase == "prefill":
-            client = Client(port, list(range(3, 300)) * 20, 4, model)  # 370 steps of 100 ms
+            # 370 steps of 100 ms, or on GPUs 2000 of some 4.
+            client = Client(port, list(range(3, 300)) * (110 if CUDA else 20), 4, model)
             time.sleep(1.5)
         elif phase == "decode":
-            client = Client(port, [3, 4], 10000, model)
+            client = Client(port, [3, 4], 30000 if CUDA else 10000, model)
             job.wait_for(lambda: len(client.events) > 5, "it answers")
             time.sleep(1.2)
         else:
@@ -226,10 +242,10 @@ def run_batch_cell(fault, rank, folder):
     model, count = model_folder(folder), 60
     source, out = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text("".join(json.dumps({"custom_id": f"line {i}", "url": "/v1/completions", "method": "POST",
-                                          "body": {"prompt": [3, i + 4], "max_tokens": 20 + i}}) + "\n" for i in range(count)))
-    args = ["batch", model, "--input", source, "--output", out, "--load-format", "null", "--max-num-seqs", 8,
-            "--watchdog-seconds", WATCHDOG]
-    job = Job(folder, *args, "--null-step-ms", 20)
+                                          "body": {"prompt": [3, i + 4], "max_tokens": (20 + i) * (8 if CUDA else 1),
+                                                   "ignore_eos": True}}) + "\n" for i in range(count)))
+    args = ["batch", model, "--input", source, "--output", out, "--max-num-seqs", 8, "--watchdog-seconds", WATCHDOG]
+    job = Job(folder, *args, *model_options(20))
     try:
         job.wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 10, "some lines are answered")
         start = time.monotonic()
@@ -242,8 +258,8 @@ def run_batch_cell(fault, rank, folder):
     finally:
         job.close()
     before = out.read_bytes().count(b"\n")
-    env = {**os.environ, "LOCKSTEP": LOCKSTEP, "CUDA_VISIBLE_DEVICES": ""}
-    again = subprocess.run(["bash", str(SOURCE / "launch/run.sh"), "-n", "2", *map(str, args)], env=env, stdin=subprocess.DEVNULL,
+    env = {**os.environ, **DEVICE_ENV, "LOCKSTEP": LOCKSTEP}
+    again = subprocess.run(["bash", str(SOURCE / "launch/run.sh"), "-n", "2", *map(str, args + model_options(0))], env=env, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60)
     answered = sorted(json.loads(line)["custom_id"] for line in out.read_text().splitlines())
     if again.returncode != 0 or answered != sorted(f"line {i}" for i in range(count)):
@@ -255,19 +271,19 @@ def cells():
     """Name to what runs it."""
     all_cells = {}
     for phase in PHASES:
-        for rank in (0, RANKS - 1):
+        for rank in (0, OTHER):
             for fault in FAULTS:
                 all_cells[f"{fault} rank {rank} {phase}"] = lambda folder, f=fault, r=rank, p=phase: run_rank_cell(f, r, p, folder)
         for number in ("SIGKILL", "SIGTERM"):
             all_cells[f"mpirun {number} {phase}"] = lambda folder, n=number, p=phase: run_mpirun_cell(n, p, folder)
-    for rank in (0, RANKS - 1):
+    for rank in (0, OTHER):
         for fault in ("SIGKILL", "SIGSTOP", "exception"):
             all_cells[f"batch {fault} rank {rank}"] = lambda folder, f=fault, r=rank: run_batch_cell(f, r, folder)
     return all_cells
 
 
 def main():
-    wanted = list(SOME) if sys.argv[4:] == ["--some"] else sys.argv[4:] or [""]
+    wanted = list(SOME) if CHOICE == ["--some"] else CHOICE or [""]
     chosen = {name: run for name, run in cells().items() if any(name.startswith(w) for w in wanted)}
     assert chosen, f"no cell is called {wanted}"
     bad = 0
