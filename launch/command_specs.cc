@@ -114,9 +114,23 @@ CommandSpec PlanSpec(PlanOptions* options) {
               &options->dtype,
               OptionChoices<std::optional<DType>>{
                   {"auto", std::nullopt}, {"float32", DType::kF32}, {"bfloat16", DType::kBF16}})},
-         Flag("--json", kPlanJsonHelp, &options->json)}}},
+         Flag("--json", kPlanJsonHelp, &options->json)}},
+       {"Prediction",
+        {{"--predict", "GPU",
+          "Instead of the plan: a table of memory and speed on 1 to 16 GPUs, estimated. h200, or a "
+          "JSON file with the GPU's name and, in bytes, seconds and operations a second: "
+          "memory_bytes, weight_bytes_per_second, kv_bytes_per_second, product_flops, "
+          "attention_flops, sum_seconds, link_bytes_per_second, step_seconds.",
+          "", false, StoreText(&options->predict.device)},
+         {"--batch-size", "B", "Requests of the second decode step.", "32", false,
+          StoreInt(&options->predict.batch_size, 1, 1 << 20)},
+         {"--context", "TOKENS", "Tokens of each request at a decode step.", "1024", false,
+          StoreInt(&options->predict.context, 1, 1 << 30)},
+         {"--prompt-len", "TOKENS", "Tokens of the prefill step.", "8192", false,
+          StoreInt(&options->predict.prompt, 1, 1 << 30)}}}},
       absl::StrCat("Examples:\n"
                    "  lockstep plan ./Llama-3.1-70B --tp 8 --memory-gib 80\n"
+                   "  lockstep plan ./Llama-3.1-70B --predict h200 --batch-size 64\n"
                    "  lockstep plan ./Qwen2.5-7B --tp 3 --json\n\n",
                    kExitStatuses),
       &options->model};

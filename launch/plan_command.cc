@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "launch/device_rates.h"
 #include "launch/result_writer.h"
+#include "launch/text_table.h"
 #include "model/checkpoint/checkpoint.h"
 #include "runtime/core/json.h"
 #include "runtime/core/log.h"
@@ -92,23 +94,6 @@ std::string RangeText(Range range) {
 
 using Row = std::vector<std::string>;
 
-// Right-aligned columns, two spaces apart.
-std::string Table(const std::vector<Row>& rows) {
-  std::vector<size_t> widths(rows[0].size());
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) {
-      absl::StrAppend(&text, c == 0 ? "" : "  ", std::string(widths[c] - row[c].size(), ' '),
-                      row[c]);
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  return text;
-}
-
 std::string MemoryText(const PlanOptions& options) {
   if (options.memory_gib) return absl::StrFormat("%g GiB a rank", *options.memory_gib);
   return absl::StrFormat("%d bytes of KV memory for %d rank%s", *options.kv_cache_memory_bytes,
@@ -135,7 +120,7 @@ std::string TableText(const ModelPlan& plan, const PlanOptions& options) {
                     absl::StrCat(one.kv_bytes_per_token)});
     if (one.tokens) rows.back().push_back(absl::StrCat(*one.tokens));
   }
-  absl::StrAppend(&text, Table(rows));
+  absl::StrAppend(&text, TextTable(rows));
   if (plan.tokens) {
     absl::StrAppend(&text, absl::StrFormat("\n%d tokens fit in %s (blocks of %d)\n", *plan.tokens,
                                            MemoryText(options), options.block_size));
@@ -148,6 +133,16 @@ absl::StatusOr<ModelPlan> OpenAndPlan(const PlanOptions& options) {
   absl::StatusOr<ModelPlan> plan = MakePlan(config, options);
   if (!plan.ok()) return Annotate(plan.status(), options.model);
   return plan;
+}
+
+absl::StatusOr<std::string> PredictedText(const PlanOptions& options) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const ModelConfig config, OpenModelConfig(options.model));
+  LOCKSTEP_ASSIGN_OR_RETURN(const DeviceRates rates, ReadDeviceRates(options.predict.device));
+  const DType dtype = ResolveDType(config, options);
+  const std::vector<Prediction> predictions =
+      Predict(config, dtype, options.kv_cache_dtype.value_or(dtype), options.predict, rates);
+  return options.json ? PredictionJson(predictions, options.predict, rates)
+                      : PredictionText(predictions, config, options.predict, rates);
 }
 
 }  // namespace
@@ -177,6 +172,12 @@ int64_t KvBytesPerToken(const ModelConfig& config, const RankPartition& part, DT
 }
 
 absl::Status CheckPlanOptions(const PlanOptions& options) {
+  if (!options.predict.device.empty() &&
+      (options.tp_size != 1 || options.memory_gib || options.kv_cache_memory_bytes)) {
+    return absl::InvalidArgumentError(
+        "--predict says itself for how many ranks and which memory: leave --tp, --memory-gib and "
+        "--kv-cache-memory out");
+  }
   if (options.block_size < 1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the block size must be at least 1, not %d", options.block_size));
@@ -221,6 +222,12 @@ std::string FormatPlan(const ModelPlan& plan, const PlanOptions& options) {
 }
 
 int RunPlan(const PlanOptions& options) {
+  if (!options.predict.device.empty()) {
+    const absl::StatusOr<std::string> text = PredictedText(options);
+    if (text.ok()) return PrintResult(*text);
+    Log(LogLevel::kError, std::string(text.status().message()));
+    return 2;
+  }
   const absl::StatusOr<ModelPlan> plan = OpenAndPlan(options);
   if (!plan.ok()) {
     Log(LogLevel::kError, std::string(plan.status().message()));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/predict.h"
 #include "model/model_config.h"
 #include "parallel/partition.h"
 
@@ -22,6 +23,7 @@ struct PlanOptions {
   int64_t block_size = 16;                             // P
   std::optional<DType> dtype = std::nullopt;           // of weights; none: auto
   std::optional<DType> kv_cache_dtype = std::nullopt;  // of KV; none: as the weights
+  PredictOptions predict = {};                         // device empty: the plan itself
   bool json = false;
 };
 

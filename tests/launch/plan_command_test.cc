@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "attention/cpu_backend.h"
 #include "gtest/gtest.h"
@@ -190,6 +191,72 @@ TEST(PlanCommandTest, PublishedShapes) {
   for (const RankPlan& rank : plan.ranks) parameters += (rank.weight_bytes - 161 * 8192 * 4) / 2;
   EXPECT_EQ(parameters + 161 * 8192, 70553706496);  // the published count
   EXPECT_EQ(plan.ranks[0].kv_bytes_per_token, 2 * 80 * 1 * 128 * 2);
+}
+
+// Worked out by hand for a device of round numbers.
+TEST(PredictTest, TheFormula) {
+  const DeviceRates rates = {.name = "round",
+                             .memory_bytes = 1e9,
+                             .weight_bytes_per_second = 1e12,
+                             .kv_bytes_per_second = 5e11,
+                             .product_flops = 1e14,
+                             .attention_flops = 5e13,
+                             .sum_seconds = 1e-5,
+                             .link_bytes_per_second = 1e11,
+                             .step_seconds = 1e-4};
+  const StepCost cost = {.weight_bytes = 2e9,
+                         .kv_bytes = 1e8,
+                         .product_flops = 1e11,
+                         .attention_flops = 2e10,
+                         .num_sums = 10,
+                         .sum_bytes = 1e6};
+  const StepPrediction step = PredictStep(cost, 4, rates);
+  EXPECT_DOUBLE_EQ(step.products, 2e-3);
+  EXPECT_DOUBLE_EQ(step.attention, 4e-4);
+  EXPECT_DOUBLE_EQ(step.sums, 10 * (1e-5 + 1.5 * 1e6 / 1e11));
+  EXPECT_DOUBLE_EQ(step.rest, 1e-4);
+  EXPECT_DOUBLE_EQ(step.total(), 2e-3 + 4e-4 + 2.5e-4 + 1e-4);
+}
+
+TEST(PredictTest, OneRowForEachNumberOfRanks) {
+  const absl::StatusOr<DeviceRates> rates = ReadDeviceRates("h200");
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  const std::vector<Prediction> predictions =
+      Predict(Smol(), DType::kBF16, DType::kBF16, {.device = "h200"}, *rates);
+  ASSERT_EQ(predictions.size(), 9u);  // query heads
+  for (size_t i = 0; i < predictions.size(); ++i) {
+    const Prediction& one = predictions[i];
+    const ModelPlan plan = Plan(Smol(), {.tp_size = static_cast<int>(i) + 1});
+    EXPECT_EQ(one.tp_size, static_cast<int>(i) + 1);
+    EXPECT_EQ(one.decode_one.sums > 0, i > 0);
+    int64_t most = 0;
+    for (const RankPlan& rank : plan.ranks) most = std::max(most, rank.weight_bytes);
+    EXPECT_EQ(one.weight_bytes, most);
+    EXPECT_GT(one.kv_tokens, 0);
+  }
+  DeviceRates small = *rates;
+  small.memory_bytes = 1e8;
+  EXPECT_EQ(Predict(Smol(), DType::kBF16, DType::kBF16, {}, small)[0].kv_tokens, 0);
+}
+
+TEST(PredictTest, DescriptionsAreCheckedByName) {
+  const auto message = [](const std::string& text) {
+    const std::string path = ::testing::TempDir() + "/gpu.json";
+    std::ofstream(path) << text;
+    return std::string(ReadDeviceRates(path).status().message());
+  };
+  const std::string rest =
+      R"("weight_bytes_per_second":1,"kv_bytes_per_second":1,"product_flops":1,"attention_flops":1,)"
+      R"("sum_seconds":0,"link_bytes_per_second":1,"step_seconds":0)";
+  EXPECT_EQ(message(R"({"memory_bytes":1,)" + rest + "}"), "");
+  EXPECT_NE(message("{" + rest + "}").find("memory_bytes"), std::string::npos);
+  EXPECT_NE(message(R"({"memory_bytes":0,)" + rest + "}").find("memory_bytes must be above 0"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"memory_bytes":1,"speed":3,)" + rest + "}").find("unknown key speed"),
+            std::string::npos);
+  EXPECT_NE(message("[]").find("JSON object"), std::string::npos);
+  EXPECT_NE(std::string(ReadDeviceRates("/no/such").status().message()).find("built in: h200"),
+            std::string::npos);
 }
 
 }  // namespace
