@@ -25,6 +25,7 @@ struct CommandTable {
             ServeSpec(&serve),
             SuperviseSpec(&supervise),
             BatchSpec(&batch),
+            {"bench", "KIND ...", kBenchSummary, "", {}, "", nullptr},  // ParseBench has the rest
             TokenizeSpec(&tokenize),
             PlanSpec(&plan),
             VersionSpec(&version),
@@ -95,6 +96,13 @@ Command TakeOptions(CommandTable& table, const std::string& command) {
   return table.version;
 }
 
+absl::StatusOr<Command> ParseBenchLine(std::span<const std::string> args) {
+  std::string help;
+  LOCKSTEP_ASSIGN_OR_RETURN(BenchOptions options, ParseBench(args, &help));
+  if (!help.empty()) return HelpOptions{std::move(help)};
+  return options;
+}
+
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
@@ -104,6 +112,7 @@ absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
   if (args[0] == "--help" || args[0] == "-h") return HelpOptions{GeneralHelp(specs)};
   if (args[0] == "--version") return VersionOptions();
   LOCKSTEP_ASSIGN_OR_RETURN(const CommandSpec* spec, FindCommand(specs, args[0]));
+  if (spec->name == "bench") return ParseBenchLine(args.subspan(1));
   bool help = false;
   if (absl::Status status = ParseOptions(*spec, args.subspan(1), &help); !status.ok()) {
     return WithHint(status, spec->name);
@@ -112,6 +121,7 @@ absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
   if (spec->name == "help") {
     if (table.help_topic.empty()) return HelpOptions{GeneralHelp(specs)};
     LOCKSTEP_ASSIGN_OR_RETURN(const CommandSpec* topic, FindCommand(specs, table.help_topic));
+    if (topic->name == "bench") return ParseBenchLine(std::vector<std::string>{"--help"});
     return HelpOptions{FormatHelp(*topic)};
   }
   if (spec->operand == "MODEL") StripTrailingSlashes(spec->operand_value);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/batch_command.h"
+#include "launch/bench/bench_command.h"
 #include "launch/generate_command.h"
 #include "launch/plan_command.h"
 #include "launch/score_command.h"
@@ -24,7 +25,7 @@ struct HelpOptions {
 
 using Command =
     std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions, SuperviseOptions,
-                 BatchOptions, TokenizeOptions, PlanOptions, VersionOptions>;
+                 BatchOptions, BenchOptions, TokenizeOptions, PlanOptions, VersionOptions>;
 
 // `args` without the program's name. InvalidArgument when they are no valid command line; the
 // message ends with the help command to try. Pure: reads no file and no environment.

@@ -34,10 +34,19 @@ struct RunCommand {
   int operator()(const ServeOptions& options) const { return RunServe(options); }
   int operator()(const SuperviseOptions& options) const { return RunSupervise(options); }
   int operator()(const BatchOptions& options) const { return RunBatch(options); }
+  int operator()(const BenchOptions& options) const { return options.kind->run(options); }
   int operator()(const TokenizeOptions& options) const { return RunTokenize(options); }
   int operator()(const PlanOptions& options) const { return RunPlan(options); }
   int operator()(const VersionOptions& options) const { return RunVersion(options); }
 };
+
+bool TakesRanks(const Command& command) {
+  if (const auto* bench = std::get_if<BenchOptions>(&command)) return bench->kind->takes_ranks;
+  return std::holds_alternative<GenerateOptions>(command) ||
+         std::holds_alternative<ScoreOptions>(command) ||
+         std::holds_alternative<ServeOptions>(command) ||
+         std::holds_alternative<BatchOptions>(command);
+}
 
 int Main(int argc, char** argv) {
   OccupyStandardStreams();
@@ -47,11 +56,7 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<Command> command = ParseCommandLine(args);
   if (command.ok()) {
     // Commands that need one process print once under mpirun, too.
-    const bool takes_ranks = std::holds_alternative<GenerateOptions>(*command) ||
-                             std::holds_alternative<ScoreOptions>(*command) ||
-                             std::holds_alternative<ServeOptions>(*command) ||
-                             std::holds_alternative<BatchOptions>(*command);
-    return takes_ranks || LaunchedRank() == 0 ? std::visit(RunCommand(), *command) : 0;
+    return TakesRanks(*command) || LaunchedRank() == 0 ? std::visit(RunCommand(), *command) : 0;
   }
   if (LaunchedRank() == 0) Log(LogLevel::kError, std::string(command.status().message()));
   return LeaveRefused(command.status());
