@@ -28,8 +28,8 @@ double Milliseconds(Clock::time_point from, Clock::time_point to) {
 constexpr char kMeasured[] =
     "Measured on rank 0, where the engine hands over tokens: ttft from the submission of\n"
     "the batch to a request's first token; prefill to the first token of all; decode from\n"
-    "then to the last token of all; step between the tokens of consecutive steps of the\n"
-    "decode; tpot of a request from its first token to its last, divided by its tokens but\n"
+    "then to the last token of all; step between the last tokens of consecutive steps of\n"
+    "the decode; tpot of a request from its first token to its last, divided by its tokens but\n"
     "one; e2e from submission to the last token of all. ttft and tpot have a value for each\n"
     "request of each repeat, step for each step, the others for each repeat.\n";
 
@@ -69,7 +69,7 @@ class BatchRun {
   Clock::time_point start_;
   Clock::time_point prefill_end_;
   Clock::time_point last_token_;
-  Clock::time_point last_delivery_;
+  Clock::time_point last_delivery_;  // its last token
   std::vector<double> step_ms_;
   absl::Status status_;
 };
@@ -92,9 +92,8 @@ bool BatchRun::OnEvent(size_t request, const RequestEvent& event) {
 void BatchRun::OnDelivered() {
   if (num_tokens_ == delivered_tokens_) return;  // a chunk of prompts, or nothing at all
   delivered_tokens_ = num_tokens_;
-  const Clock::time_point now = Clock::now();
-  if (decoding_) step_ms_.push_back(Milliseconds(last_delivery_, now));
-  last_delivery_ = now;
+  if (decoding_) step_ms_.push_back(Milliseconds(last_delivery_, last_token_));
+  last_delivery_ = last_token_;
   decoding_ = num_started_ == requests_.size();
 }
 

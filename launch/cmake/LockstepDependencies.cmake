@@ -71,7 +71,7 @@ lockstep_import(pcre2 pcre2.h libpcre2-8.a)
 lockstep_import(utf8proc utf8proc.h libutf8proc.a UTF8PROC_STATIC)
 
 # Of no interest to a program that links Lockstep: spdlog and fmt are compiled into one source file (runtime/core/log.cc), what is
-# used of Boost, headers alone, into another (launch/http/http_request_parser.cc).
+# used of Boost, headers alone, into two more (launch/http/http_request_parser.cc, http_response_parser.cc).
 if(NOT CMAKE_FIND_PACKAGE_NAME)
   lockstep_find(spdlog)
   # No shared libfmt.

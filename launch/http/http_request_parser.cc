@@ -1,4 +1,5 @@
-// The only translation unit that sees Boost: its headers are slow to compile.
+// With http_response_parser.cc the only translation unit that sees Boost: its headers are slow to
+// compile.
 #include "launch/http/http_request_parser.h"
 
 // Beast asserts that the line of the last chunk has five bytes when it looks at it again; a client

@@ -1,9 +1,11 @@
-// Beside http_request_parser.cc the only translation unit that sees Boost.
+// With http_request_parser.cc the only translation unit that sees Boost.
 #include "launch/http/http_response_parser.h"
 
 #define BOOST_DISABLE_ASSERTS
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,7 +26,8 @@ class HttpResponseParser::Impl final : public http::basic_parser<false> {
   Impl() {
     eager(true);
     header_limit(kMostHeaderBytes);
-    body_limit(boost::none);
+    // No limit: boost::none is taken for 0 where there is a Content-Length (Boost 1.74).
+    body_limit(static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
   }
 
   bool Feed(std::string_view bytes);

@@ -76,9 +76,8 @@ class BenchLatencyTest(Bench):
             self.assertAlmostEqual(r["prefill_ms"]["mean"] + r["decode_ms"]["mean"], r["e2e_ms"]["mean"], places=6)
             self.assertLessEqual(r["ttft_ms"]["max"], r["prefill_ms"]["max"])
             self.assertLessEqual(r["prefill_ms"]["max"], r["e2e_ms"]["max"])
-            # Every request has a token in each step, so both count the same time, but for what lies within a delivery.
-            steps = r["step_ms"]["mean"] * 5
-            self.assertTrue(0.5 < steps / r["decode_ms"]["mean"] < 2, (steps, r["decode_ms"]))
+            # Steps begin with the last of the first tokens, the decode with the first token of the last request: at most then.
+            self.assertLessEqual(r["step_ms"]["mean"] * 5, r["decode_ms"]["mean"] * (1 + 1e-9))
             self.assertEqual(r["preemptions"], 0)
 
     def test_one_token_has_no_decode(self):

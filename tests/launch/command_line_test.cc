@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "runtime/core/cuda_device.h"
 
@@ -460,6 +461,50 @@ TEST(CommandLine, HelpNamesEveryOption) {
     EXPECT_LE(end - begin, 84u) << help.substr(begin, end - begin);
     begin = end + 1;
   }
+}
+
+TEST(CommandLine, BenchKinds) {
+  const auto latency =
+      Parse<BenchOptions>({"bench", "latency", "m/", "--batch-size=4", "--dtype", "float32"});
+  EXPECT_STREQ(latency.kind->name, "latency");
+  EXPECT_TRUE(latency.kind->takes_ranks);
+  EXPECT_EQ(latency.latency.engine.model, "m");
+  EXPECT_EQ(latency.latency.engine.command, "bench latency");
+  EXPECT_EQ(latency.latency.engine.dtype, DType::kF32);
+  EXPECT_EQ(latency.latency.batch_size, 4);
+
+  const auto throughput = Parse<BenchOptions>(
+      {"bench", "throughput", "m", "--length-distribution", "uniform:0.5", "--num-prompts", "7"});
+  EXPECT_TRUE(throughput.kind->takes_ranks);
+  EXPECT_EQ(throughput.throughput.num_prompts, 7);
+  EXPECT_EQ(throughput.throughput.random.distribution.spread, 0.5);
+
+  // One option with several values, as vLLM's command takes them.
+  const auto serve = Parse<BenchOptions>({"bench", "serve", "--base-url", "http://h:1", "--goodput",
+                                          "ttft:100", "tpot:20.5", "--request-rate=inf"});
+  EXPECT_FALSE(serve.kind->takes_ranks);
+  EXPECT_EQ(serve.serve.server->port, 1);
+  EXPECT_EQ(serve.serve.goodput_ms, (std::map<std::string, double>{{"ttft", 100}, {"tpot", 20.5}}));
+}
+
+TEST(CommandLine, BenchHelpAndRefusals) {
+  const std::string kinds = Parse<HelpOptions>({"help", "bench"}).text;
+  EXPECT_EQ(Parse<HelpOptions>({"bench", "--help"}).text, kinds);
+  EXPECT_NE(Parse<HelpOptions>({"help"}).text.find("bench"), std::string::npos);
+  for (const char* kind : {"latency", "throughput", "serve"}) {
+    EXPECT_NE(kinds.find(kind), std::string::npos);
+    EXPECT_EQ(Parse<HelpOptions>({"bench", kind, "--help"}).text.find("Usage: lockstep bench "),
+              0u);
+  }
+  EXPECT_EQ(Refusal({"bench", "throuhgput"}),
+            "there is no benchmark 'throuhgput', did you mean throughput?; known: latency, "
+            "throughput, serve\nTry 'lockstep help bench'.");
+  EXPECT_EQ(Refusal({"bench", "serve", "x"}),
+            "unexpected argument 'x'; bench serve takes options alone\nTry 'lockstep bench serve "
+            "--help'.");
+  EXPECT_EQ(Refusal({"bench", "latency", "m", "--batch-size", "300"}),
+            "--batch-size 300 is more than --max-num-seqs 256: they would not run side by side\n"
+            "Try 'lockstep bench latency --help'.");
 }
 
 TEST(CommandLine, HelpIsNotTakenForAValue) {
