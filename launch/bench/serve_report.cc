@@ -143,8 +143,8 @@ std::string MetricLines(const ServeBenchOptions& options, const std::string& met
       {"tpot", {"TPOT", "Time per Output Token (excl. 1st token)"}},
       {"itl", {"ITL", "Inter-token Latency"}},
       {"e2el", {"E2EL", "End-to-end Latency"}}};
-  const auto& [name, header] = names.at(metric);
-  std::string text = Centred(header, '-');
+  const std::string name = names.at(metric).first;
+  std::string text = Centred(names.at(metric).second, '-');
   const auto line = [&](const std::string& title, const std::string& key) {
     absl::StrAppend(&text, Line(absl::StrCat(title, " ", name, " (ms):"),
                                 result[absl::StrCat(key, "_", metric, "_ms")], false));

@@ -63,7 +63,7 @@ std::string StatisticsTable(std::span<const StatisticsRow> rows) {
     } else {
       for (const double value :
            {s.mean(), s.median(), s.std(), s.Percentile(90), s.Percentile(99), s.min(), s.max()}) {
-        absl::StrAppend(&text, absl::StrFormat(value < 1e5 ? "%11.3f" : "%11.1f", value));
+        absl::StrAppend(&text, absl::StrFormat("%11.*f", value < 1e5 ? 3 : 1, value));
       }
     }
     absl::StrAppend(&text, "\n");

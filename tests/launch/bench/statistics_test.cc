@@ -57,6 +57,13 @@ TEST(Statistics, AnEmptySampleHasNothing) {
             "      2.000\n");
 }
 
+TEST(Statistics, LargeValuesStayInTheirColumns) {
+  const StatisticsRow row[] = {{"rate", Statistics({1234567.89})}};
+  EXPECT_NE(StatisticsTable(row).find("rate       1  1234567.9  1234567.9      0.000  1234567.9"),
+            std::string::npos)
+      << StatisticsTable(row);
+}
+
 TEST(Statistics, NamesOfPercentiles) {
   EXPECT_EQ(PercentileName(99), "99");
   EXPECT_EQ(PercentileName(99.9), "99.9");
