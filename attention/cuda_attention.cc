@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "attention/cuda_kernels.h"
+#include "attention/cuda_page_copy.h"
 
 namespace lockstep {
 namespace {
@@ -26,8 +27,13 @@ int64_t PartialBytes(const CudaAttentionWorkspace::Options& o) {
   return NumPartials(o) * (o.head_dim + 2) * static_cast<int64_t>(sizeof(float));
 }
 
+// Decode's, by (request, query head), then prefill's one.
+int64_t NumDecodeCounters(const CudaAttentionWorkspace::Options& o) {
+  return o.max_num_requests * o.num_query_heads;
+}
+
 int64_t CounterBytes(const CudaAttentionWorkspace::Options& o) {
-  return o.max_num_requests * o.num_query_heads * static_cast<int64_t>(sizeof(uint32_t));
+  return (NumDecodeCounters(o) + 1) * static_cast<int64_t>(sizeof(uint32_t));
 }
 
 absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
@@ -201,11 +207,10 @@ absl::StatusOr<CudaAttentionWorkspace> CudaAttentionWorkspace::Create(const Opti
   LOCKSTEP_ASSIGN_OR_RETURN(
       workspace.partials_,
       DeviceBuffer::Create(PartialBytes(options), "partial results of decode attention"));
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      workspace.parts_done_,
-      DeviceBuffer::Create(CounterBytes(options), "counters of decode attention"));
+  LOCKSTEP_ASSIGN_OR_RETURN(workspace.counters_,
+                            DeviceBuffer::Create(CounterBytes(options), "counters of attention"));
   LOCKSTEP_RETURN_IF_ERROR(
-      FillBytesAsync(workspace.parts_done_.data(), 0, CounterBytes(options), stream));
+      FillBytesAsync(workspace.counters_.data(), 0, CounterBytes(options), stream));
   return workspace;
 }
 
@@ -262,8 +267,9 @@ absl::Status CudaWriteKv(const CudaAttentionBatch& batch, const CudaKvRows& rows
                        rows.dtype, cache.dtype, programmatic_launch, stream);
 }
 
-CudaPrefill DefaultCudaPrefill(DType kv_dtype) {
-  return kv_dtype == DType::kF8E4M3 ? CudaPrefill::kMma : kDefaultCudaPrefill;
+absl::StatusOr<CudaPrefill> DefaultCudaPrefill(DType kv_dtype) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup, HasWarpgroupProducts());
+  return has_warpgroup && kv_dtype != DType::kF8E4M3 ? CudaPrefill::kWarpgroup : CudaPrefill::kMma;
 }
 
 absl::StatusOr<CudaAttentionLayer> CudaAttentionLayer::Create(const AttentionGeometry& geometry,
@@ -288,11 +294,14 @@ absl::StatusOr<CudaAttentionLayer> CudaAttentionLayer::Create(const AttentionGeo
   if (layer.tensor_cores_) {
     LOCKSTEP_ASSIGN_OR_RETURN(layer.decode_blocks_, PrepareDecode(types, geometry.head_dim));
     LOCKSTEP_RETURN_IF_ERROR(PreparePrefill(types, geometry.head_dim));
-    LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup,
-                              PreparePrefillWgmma(dtype, geometry.head_dim));
-    if (prefill == CudaPrefill::kWarpgroup && !has_warpgroup) {
-      return absl::UnimplementedError(
-          "CUDA attention: warpgroup products need an H100 or H200 and a build for sm_90a");
+    if (prefill == CudaPrefill::kWarpgroup) {
+      LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup, HasWarpgroupProducts());
+      if (!has_warpgroup) {
+        return absl::UnimplementedError(
+            "CUDA attention: warpgroup products need an H100 or H200 and a build for sm_90a");
+      }
+      LOCKSTEP_ASSIGN_OR_RETURN(layer.prefill_blocks_,
+                                PreparePrefillWgmma(dtype, geometry.head_dim));
     }
   }
   return layer;
@@ -373,7 +382,7 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
                                (window - options.sliding_windows.begin()) * PlanBytes(options)),
                            .partials = partials,
                            .partial_stats = partials + NumPartials(options) * options.head_dim,
-                           .parts_done = workspace.parts_done_.as<uint32_t>(),
+                           .parts_done = workspace.counters_.as<uint32_t>(),
                            .max_splits = static_cast<int32_t>(options.max_splits),
                            .num_head_tiles = 0,
                            .head_tiles = {}};
@@ -385,9 +394,12 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
         params, types, std::clamp<int64_t>(most_items, 1, decode_blocks_), programmatic, stream));
   }
   if (!batch.may_have_prefill) return absl::OkStatus();
-  return prefill_ == CudaPrefill::kWarpgroup
-             ? LaunchPrefillWgmma(prefill, dtype_, programmatic, stream)
-             : LaunchPrefill(prefill, types, programmatic, stream);
+  if (prefill_ == CudaPrefill::kWarpgroup && CanCopyPages(cache, kPageRowMultiple)) {
+    return LaunchPrefillWgmma(prefill, cache,
+                              workspace.counters_.as<uint32_t>() + NumDecodeCounters(options),
+                              dtype_, prefill_blocks_, programmatic, stream);
+  }
+  return LaunchPrefill(prefill, types, programmatic, stream);
 }
 
 }  // namespace lockstep

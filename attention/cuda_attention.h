@@ -99,7 +99,7 @@ class CudaAttentionWorkspace {
   DeviceBuffer plans_;  // for each window a header and its items; see cuda_kernels.h
   DeviceBuffer
       partials_;  // f32 [B, Hq_local, splits, D] weighted values, then [.., 2] maxima, sums
-  DeviceBuffer parts_done_;  // u32 [B, Hq_local], all 0 but while decode runs
+  DeviceBuffer counters_;  // u32 [B * Hq_local + 1], all 0 but while kernels run
 };
 
 // Rows of keys and values on the device, each [T, Hkv_local * D], `row_stride` elements apart: for
@@ -126,11 +126,11 @@ struct CudaRows {
 };
 
 // Which tensor-core products prefill is made of: mma.sync, or Hopper's warpgroup products, which an
-// H100 or H200 has and a build for sm_90a uses.
+// H100 or H200 has and a build for sm_90a uses. The latter read blocks of a multiple of 8 tokens
+// and no fp8 cache; a layer made for them reads other blocks with mma.sync.
 enum class CudaPrefill { kMma, kWarpgroup };
-inline constexpr CudaPrefill kDefaultCudaPrefill = CudaPrefill::kMma;
-// The warpgroup products do not read an fp8 cache.
-CudaPrefill DefaultCudaPrefill(DType kv_dtype);
+// The faster of what device, build and cache allow. Internal for CUDA's errors.
+absl::StatusOr<CudaPrefill> DefaultCudaPrefill(DType kv_dtype);
 
 // One layer's attention: its geometry, checked and laid out once. Holds no device memory.
 class CudaAttentionLayer {
@@ -179,8 +179,9 @@ class CudaAttentionLayer {
   DType dtype_ = DType::kBF16;
   DType kv_dtype_ = DType::kBF16;
   bool tensor_cores_ = false;
-  CudaPrefill prefill_ = kDefaultCudaPrefill;
-  int64_t decode_blocks_ = 0;  // what the device runs at once
+  CudaPrefill prefill_ = CudaPrefill::kMma;
+  int64_t decode_blocks_ = 0;   // what the device runs at once
+  int64_t prefill_blocks_ = 0;  // the same, of warpgroup products
 };
 
 }  // namespace lockstep

@@ -141,7 +141,8 @@ void CudaBackend::WriteKv(const MatrixView& keys, const MatrixView& values,
 absl::Status CudaBackend::RunForward(const AttentionGeometry& geometry,
                                      const CudaAttentionBatch& batch, const MatrixView& query,
                                      const KvCacheView& cache, const MatrixView& out) const {
-  const CudaPrefill prefill = options_.prefill.value_or(DefaultCudaPrefill(cache.dtype));
+  LOCKSTEP_ASSIGN_OR_RETURN(CudaPrefill prefill, DefaultCudaPrefill(cache.dtype));
+  prefill = options_.prefill.value_or(prefill);
   LOCKSTEP_ASSIGN_OR_RETURN(
       const CudaAttentionLayer layer,
       CudaAttentionLayer::Create(geometry, query.dtype, cache.dtype, prefill));

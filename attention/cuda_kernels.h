@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cache/kv_view.h"
 #include "runtime/core/cuda_device.h"
 #include "runtime/core/dtype.h"
 
@@ -137,17 +138,21 @@ struct AttentionTypes {
 // run at once on the device.
 absl::StatusOr<int64_t> PrepareDecode(AttentionTypes types, int64_t head_dim);
 absl::Status PreparePrefill(AttentionTypes types, int64_t head_dim);
-// False where this device, or this build, has no warpgroup products (sm_90a).
-absl::StatusOr<bool> PreparePrefillWgmma(DType dtype, int64_t head_dim);
+// Whether this device, and this build (sm_90a), has warpgroup products.
+absl::StatusOr<bool> HasWarpgroupProducts();
+// Where it has them: how many blocks run at once.
+absl::StatusOr<int64_t> PreparePrefillWgmma(DType dtype, int64_t head_dim);
 
 // At most `num_blocks` blocks loop over the plan's items.
 absl::Status LaunchDecode(const DecodeParams& params, AttentionTypes types, int64_t num_blocks,
                           bool programmatic, CudaStream stream);
 absl::Status LaunchPrefill(const PrefillParams& params, AttentionTypes types, bool programmatic,
                            CudaStream stream);
-// Of a cache in the activations' dtype.
-absl::Status LaunchPrefillWgmma(const PrefillParams& params, DType dtype, bool programmatic,
-                                CudaStream stream);
+// Of a cache in the activations' dtype, that of `params`, whose pages CanCopyPages copies. Up to
+// `num_blocks` blocks take their work from a counter, which is 0 between launches.
+absl::Status LaunchPrefillWgmma(const PrefillParams& params, const KvCacheView& cache,
+                                uint32_t* work_counter, DType dtype, int64_t num_blocks,
+                                bool programmatic, CudaStream stream);
 // float32 activations, too; any head_dim up to kMaxHeadDim, rows of any number per request.
 absl::Status LaunchGeneric(const PrefillParams& params, float scale, float softcap,
                            AttentionTypes types, bool programmatic, CudaStream stream);

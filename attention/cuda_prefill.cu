@@ -260,7 +260,7 @@ __device__ void StoreRows(const PrefillParams& p, const RowTile& tile, unsigned 
   for (int m = 0; m < L::kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float inverse = InverseSum(state.rows[m], h) * p.kv.value_scale;
+      const float inverse = InverseSum(state.rows[m].sum[h]) * p.kv.value_scale;
       StageRow<T, Cache, kDim>(
           state.acc[m], h, inverse,
           query_memory + (first_row + m * 16 + h * 8 + lane / 4) * L::kQueryRowBytes);
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 128 ? 2 : 1)
   }
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
   const RowTile tile = FindRowTile<Layout<Cache, kDim>::kRows>(
-      p, static_cast<int32_t>(gridDim.x - 1 - blockIdx.x), kv_head, kThreads);
+      p, static_cast<int32_t>(gridDim.x - 1 - blockIdx.x), kv_head);
   if (tile.request < 0) return;
   AttendRowTile<T, Cache, kDim>(p, tile, kv_head, memory, cache_rows);
 }

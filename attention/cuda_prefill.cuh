@@ -24,22 +24,20 @@ struct RowTile {
 // Tile numbers: request b has the numbers from query_start_loc[b] * group / kRows + b up to that of
 // b + 1, which is enough for its rows, and some may be empty. So nothing but query_start_loc is
 // needed to find the request of a tile, and T * group / kRows + B numbers are enough for all.
+// A warp's: all lanes get it.
 template <int kRows>
-__device__ RowTile FindRowTile(const PrefillParams& p, int32_t tile, int32_t kv_head, int threads) {
-  __shared__ int32_t found;
-  if (threadIdx.x == 0) found = -1;
-  __syncthreads();
+__device__ RowTile FindRowTile(const PrefillParams& p, int32_t tile, int32_t kv_head) {
   RowTile result;
   result.first_head = p.first_head[kv_head];
   result.group = p.first_head[kv_head + 1] - result.first_head;
   const auto first_tile = [&](int32_t b) {
     return static_cast<int32_t>(int64_t{p.query_start_loc[b]} * result.group / kRows) + b;
   };
-  for (int32_t b = threadIdx.x; b < p.num_requests; b += threads) {
+  int32_t found = -1;
+  for (int32_t b = static_cast<int32_t>(threadIdx.x) % 32; b < p.num_requests; b += 32) {
     if (first_tile(b) <= tile && tile < first_tile(b + 1)) found = b;
   }
-  __syncthreads();
-  const int32_t b = found;
+  const int32_t b = __reduce_max_sync(kFullWarp, found);
   if (b < 0) return result;
   result.first_token = p.query_start_loc[b];
   const int32_t query_len = p.query_start_loc[b + 1] - result.first_token;
@@ -171,12 +169,11 @@ __device__ void Softmax(const PrefillParams& p, int32_t first_key, bool masked,
   }
 }
 
-// 1 / the sum of row half h, over all lanes of the row.
-inline __device__ float InverseSum(const SoftmaxRows& rows, int h) {
-  float sum = rows.sum[h];
+// 1 / the sum of a row, of which every lane has its columns'.
+inline __device__ float InverseSum(float sum) {
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
   sum += __shfl_xor_sync(kFullWarp, sum, 2);
-  return 1.0f / sum;
+  return __fdividef(1.0f, sum);
 }
 
 // Weights of keys 16 k to 16 k + 15 as an A fragment.

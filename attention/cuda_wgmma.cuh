@@ -1,12 +1,13 @@
-// Hopper's warpgroup matrix products (wgmma), the barriers in shared memory around them, and
-// register redistribution. PTX ISA: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
-// Instructions", "Matrix Descriptor Format", "mbarrier". For sm_90a only.
+// Hopper's warpgroup matrix products (wgmma) and register redistribution. PTX ISA: "Asynchronous
+// Warpgroup Level Matrix Multiply-Accumulate Instructions", "Matrix Descriptor Format". For sm_90a
+// only.
 //
 // A warpgroup is 128 threads of 4 consecutive warps. Its products have 64 rows, 16 for each warp,
 // and each warp's fragments are those of mma.m16n8k16 (see cuda_device_code.cuh).
 #pragma once
 
 #include "attention/cuda_device_code.cuh"
+#include "attention/cuda_page_copy.cuh"
 
 namespace lockstep {
 
@@ -23,12 +24,13 @@ __device__ inline uint32_t PanelOffset(int row, int chunk, uint32_t panel_bytes)
   return chunk / 8 * panel_bytes + row * kPanelRowBytes + (chunk % 8 ^ row % 8) * 16;
 }
 
-// Groups of 8 rows follow each other. `panel_bytes` counts where the product's columns run along
-// the rows (V): from one panel to the next.
-__device__ inline uint64_t PanelDescriptor(uint32_t address, uint32_t panel_bytes) {
+// Groups of 8 rows are `group_bytes` apart. `panel_bytes` counts where the product's columns run
+// along the rows (V): from one panel to the next.
+__device__ inline uint64_t PanelDescriptor(uint32_t address, uint32_t group_bytes,
+                                           uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{8 * kPanelRowBytes / 16} << 32;
-  return kSwizzle128 | kEightRows | uint64_t{panel_bytes / 16} << 16 | (address & 0x3ffff) / 16;
+  return kSwizzle128 | uint64_t{group_bytes / 16} << 32 | uint64_t{panel_bytes / 16} << 16 |
+         (address & 0x3ffff) / 16;
 }
 
 // ---- Products -----------------------------------------------------------------------------------
@@ -76,6 +78,9 @@ __device__ inline void PinRegisters(uint32_t (&a)[kCount][4]) {
 #define LOCKSTEP_REGISTERS_64 \
   LOCKSTEP_REGISTERS_48 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOCKSTEP_REGISTERS_80 \
+  LOCKSTEP_REGISTERS_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define LOCKSTEP_REGISTERS_128 \
   LOCKSTEP_REGISTERS_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
@@ -89,6 +94,7 @@ __device__ inline void PinRegisters(uint32_t (&a)[kCount][4]) {
 #define LOCKSTEP_OUT_40(d, i) LOCKSTEP_OUT_32(d, i), LOCKSTEP_OUT_8(d, i + 8)
 #define LOCKSTEP_OUT_48(d, i) LOCKSTEP_OUT_32(d, i), LOCKSTEP_OUT_16(d, i + 8)
 #define LOCKSTEP_OUT_64(d, i) LOCKSTEP_OUT_32(d, i), LOCKSTEP_OUT_32(d, i + 8)
+#define LOCKSTEP_OUT_80(d, i) LOCKSTEP_OUT_64(d, i), LOCKSTEP_OUT_16(d, i + 16)
 #define LOCKSTEP_OUT_128(d, i) LOCKSTEP_OUT_64(d, i), LOCKSTEP_OUT_64(d, i + 16)
 // clang-format on
 
@@ -97,7 +103,7 @@ template <typename T, int kColumns>
 struct Wgmma;
 
 // %I0 and up: the operands after the COUNT = N / 2 results.
-#define LOCKSTEP_DEFINE_WGMMA(T, TYPE, N, COUNT, I0, I1, I2, I3, I4)                              \
+#define LOCKSTEP_DEFINE_WGMMA(T, TYPE, N, COUNT, I0, I1, I2, I3, I4, I5)                          \
   template <>                                                                                     \
   struct Wgmma<T, N> {                                                                            \
     /* a: 64 rows of 16; b: N rows of 16, of which the columns are b's. 0: the result is new. */  \
@@ -109,6 +115,17 @@ struct Wgmma;
                                                    ", accumulate, 1, 1, 0, 0;\n}"                 \
                    : LOCKSTEP_OUT_##COUNT(d, 0)                                                   \
                    : "l"(a), "l"(b), "r"(accumulate)                                              \
+                   : "memory");                                                                   \
+    }                                                                                             \
+    static __device__ void Logits(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b,       \
+                                  int accumulate) {                                               \
+      asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #I5                     \
+                   ", 0;\n"                                                                       \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                \
+                   " {" LOCKSTEP_REGISTERS_##COUNT "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3      \
+                                                   "}, %" #I4 ", accumulate, 1, 1, 0;\n}"         \
+                   : LOCKSTEP_OUT_##COUNT(d, 0)                                                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)          \
                    : "memory");                                                                   \
     }                                                                                             \
     /* a: fragments; b: 16 rows of N columns. */                                                  \
@@ -123,47 +140,17 @@ struct Wgmma;
           : "memory");                                                                            \
     }                                                                                             \
   }
-#define LOCKSTEP_DEFINE_WGMMAS(T, TYPE)                        \
-  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 64, 32, 32, 33, 34, 35, 36);  \
-  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 80, 40, 40, 41, 42, 43, 44);  \
-  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 96, 48, 48, 49, 50, 51, 52);  \
-  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 128, 64, 64, 65, 66, 67, 68); \
-  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 256, 128, 128, 129, 130, 131, 132)
+#define LOCKSTEP_DEFINE_WGMMAS(T, TYPE)                            \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 64, 32, 32, 33, 34, 35, 36, 37);  \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 80, 40, 40, 41, 42, 43, 44, 45);  \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 96, 48, 48, 49, 50, 51, 52, 53);  \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 128, 64, 64, 65, 66, 67, 68, 69); \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 160, 80, 80, 81, 82, 83, 84, 85); \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 256, 128, 128, 129, 130, 131, 132, 133)
 LOCKSTEP_DEFINE_WGMMAS(__nv_bfloat16, "bf16");
 LOCKSTEP_DEFINE_WGMMAS(__half, "f16");
 
 // ---- Barriers -----------------------------------------------------------------------------------
-
-// Makes this thread's writes to shared memory visible to products issued after a barrier that
-// follows.
-__device__ inline void FenceForProducts() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ inline void InitBarrier(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
-               "r"(arrivals)
-               : "memory");
-}
-__device__ inline void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-// True when the phase of that parity is complete; may wait a while before it says no.
-__device__ inline bool TryWait(uint64_t* barrier, int parity) {
-  uint32_t complete;
-  asm volatile(
-      "{\n.reg .pred complete;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, complete;\n}"
-      : "=r"(complete)
-      : "r"(SharedAddress(barrier)), "r"(parity)
-      : "memory");
-  return complete != 0;
-}
-__device__ inline void Wait(uint64_t* barrier, int parity) {
-  while (!TryWait(barrier, parity)) {
-  }
-}
 
 // A barrier of one warpgroup; `id` from 1 to 15.
 __device__ inline void SyncWarpgroup(int id) {

@@ -32,9 +32,10 @@ absl::StatusOr<CudaLayer> CudaLayerReader::Read(int64_t l) {
                                   layer.gate_up_bias));
   LOCKSTEP_RETURN_IF_ERROR(
       Row(name(kDownWeight), f, config_.mlp_bias, name(kDownBias), layer.down, layer.down_bias));
-  LOCKSTEP_ASSIGN_OR_RETURN(layer.attention,
-                            CudaAttentionLayer::Create(LocalGeometry(config_, part_, l), dtype_,
-                                                       kv_dtype_, DefaultCudaPrefill(kv_dtype_)));
+  LOCKSTEP_ASSIGN_OR_RETURN(const CudaPrefill prefill, DefaultCudaPrefill(kv_dtype_));
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      layer.attention,
+      CudaAttentionLayer::Create(LocalGeometry(config_, part_, l), dtype_, kv_dtype_, prefill));
   return layer;
 }
 

@@ -69,7 +69,7 @@ class CudaAttentionTest : public testing::TestWithParam<Kind> {
     ScenarioShape shape;
     shape.seed = seed;
     shape.head_dim = pick({64, 80, 96, 128, 128, 256, 8, 24, 72, 112, 160, 7, 20, 320, 512});
-    shape.block_size = pick({16, 32, 16, 1, 4, 24});
+    shape.block_size = pick({16, 32, 16, 1, 8, 24});
     shape.sliding_window = pick({0, 0, 0, 1, 5, 64, 100, 300});
     shape.logit_softcap = static_cast<float>(pick({0, 0, 2, 30}));
     shape.padding_rows = pick({0, 1, 3});
@@ -105,6 +105,25 @@ TEST_P(CudaAttentionTest, HeadDims) {
                    .block_size = block_size,
                    .padding_rows = 2,
                    .seed = ++seed});
+    }
+  }
+}
+
+// Blocks that tiles of keys are multiples of, that are multiples of tiles, or neither; rows of
+// whole and of broken 128 bytes.
+TEST_P(CudaAttentionTest, BlockSizes) {
+  uint32_t seed = 400;
+  for (const int64_t head_dim : {64, 72, 96, 128, 192, 200, 256}) {
+    for (const int64_t block_size : {4, 8, 40, 48, 64, 256}) {
+      ExpectDense({.requests = {{.query_len = 90, .seq_len = 333},
+                                {.query_len = 1, .seq_len = 100},
+                                {.query_len = 40, .seq_len = 40}},
+                   .group_sizes = {3},
+                   .head_dim = head_dim,
+                   .block_size = block_size,
+                   .sliding_window = seed % 2 == 0 ? 0 : 100,
+                   .seed = seed});
+      ++seed;
     }
   }
 }
@@ -153,6 +172,16 @@ TEST_P(CudaAttentionTest, LongPrefill) {
                  .sliding_window = window,
                  .seed = 18});
   }
+}
+
+// Row tiles for every multiprocessor, several times.
+TEST_P(CudaAttentionTest, ManyRowTiles) {
+  ScenarioShape shape = {.requests = {}, .group_sizes = {16, 3}, .head_dim = 16, .seed = 21};
+  for (const int64_t seq_len : {700, 31, 320, 64, 129, 128, 900}) {
+    shape.requests.push_back({.query_len = seq_len, .seq_len = seq_len});
+    shape.requests.push_back({.query_len = 1, .seq_len = seq_len});
+  }
+  ExpectDense(shape);
 }
 
 TEST_P(CudaAttentionTest, LogitSoftcap) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "attention/reference_backend.h"
 #include "runtime/core/cuda_errors.h"
@@ -52,7 +53,7 @@ class CudaLauncherTest : public testing::Test {
     device_keys_ = ToDevice(keys_);
     device_values_ = ToDevice(values_);
     workspace_ = MakeWorkspace(false);
-    auto layer = CudaAttentionLayer::Create(geometry_, kDType, kDType, kDefaultCudaPrefill);
+    auto layer = CudaAttentionLayer::Create(geometry_, kDType, kDType, *DefaultCudaPrefill(kDType));
     ASSERT_TRUE(layer.ok()) << layer.status();
     layer_ = *std::move(layer);
     query_start_loc_ = PoisonedDevice((kMaxRequests + 1) * 4);
@@ -68,13 +69,14 @@ class CudaLauncherTest : public testing::Test {
     EXPECT_TRUE(Synchronize(stream_.get()).ok());
   }
 
-  CudaAttentionWorkspace MakeWorkspace(bool programmatic) {
+  CudaAttentionWorkspace MakeWorkspace(bool programmatic, int64_t window = 0) {
     auto workspace = CudaAttentionWorkspace::Create({.max_num_requests = kMaxRequests,
                                                      .max_num_tokens = kMaxTokens,
                                                      .max_model_len = kMaxBlocks * kBlockSize,
                                                      .num_query_heads = geometry_.num_query_heads,
                                                      .num_kv_heads = 2,
                                                      .head_dim = kDim,
+                                                     .sliding_windows = {window},
                                                      .programmatic_launch = programmatic},
                                                     stream_.get());
     LOCKSTEP_CHECK(workspace.ok());
@@ -291,6 +293,37 @@ TEST_F(CudaLauncherTest, PaddingChangesNoBits) {
   }
 }
 
+// Table entries of blocks before the window may name any block.
+TEST_F(CudaLauncherTest, BlocksBeforeTheWindowMayBeGone) {
+  constexpr int64_t kWindow = 70;
+  AttentionGeometry windowed = geometry_;
+  windowed.sliding_window = kWindow;
+  auto layer = CudaAttentionLayer::Create(windowed, kDType, kDType, *DefaultCudaPrefill(kDType));
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  layer_ = *std::move(layer);
+  workspace_ = MakeWorkspace(false, kWindow);
+  Step step = MakeStep({{.query_len = 150, .seq_len = 700},
+                        {.query_len = 1, .seq_len = 500},
+                        {.query_len = 20, .seq_len = 1600}});
+  const std::vector<float> expected = Run(step);
+  const std::set<int32_t> used(step.tables.begin(), step.tables.end());
+  int32_t of_nan = 0;
+  while (used.contains(of_nan)) ++of_nan;
+  constexpr int64_t kBlockBytes = 2 * kBlockSize * kDim * 2;
+  for (const DeviceBuffer* cache : {&device_keys_, &device_values_}) {
+    ASSERT_TRUE(
+        FillBytesAsync(cache->as<char>() + of_nan * kBlockBytes, 0xff, kBlockBytes, stream_.get())
+            .ok());
+  }
+  for (size_t b = 0; b < step.seq_lens.size(); ++b) {
+    const int64_t query_len = step.query_start_loc[b + 1] - step.query_start_loc[b];
+    const int64_t first_visible = step.seq_lens[b] - query_len - kWindow + 1;
+    const auto row = step.tables.begin() + step.table_rows[b] * kMaxBlocks;
+    std::fill(row, row + first_visible / kBlockSize, of_nan);
+  }
+  EXPECT_TRUE(SameBits(Run(step), expected));
+}
+
 // One graph of a bucket of 8 serves steps of other lengths, with fewer requests.
 class CudaLauncherGraphTest : public CudaLauncherTest, public testing::WithParamInterface<bool> {};
 
@@ -390,7 +423,8 @@ TEST_F(CudaLauncherTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(forward(batch, rows, other), kInvalid);
   AttentionGeometry windowed = geometry_;
   windowed.sliding_window = 5;
-  const auto layer = CudaAttentionLayer::Create(windowed, kDType, kDType, kDefaultCudaPrefill);
+  const auto layer =
+      CudaAttentionLayer::Create(windowed, kDType, kDType, *DefaultCudaPrefill(kDType));
   ASSERT_TRUE(layer.ok());
   EXPECT_EQ(layer->Forward(batch, workspace_, rows, cache, rows, stream_.get()).code(), kInvalid);
 }

@@ -10,6 +10,7 @@
 //   cuda_attention_bench [decode | prefill | splits | chain | fp8]...   all by default; a line a
 //   case
 //
+// prefill: by the products that are the default here, and by mma.sync.
 // fp8: decode and prefill over an fp8 cache and over one of bfloat16.
 // chain: the decode steps that matter most, by least size of the parts, with programmatic launches
 // and without.
@@ -229,8 +230,7 @@ void Decode(Heads heads, int64_t requests, int64_t seq_len,
 }
 
 void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, CudaStream stream,
-             const std::vector<std::pair<DType, CudaPrefill>>& kinds = {
-                 {DType::kBF16, CudaPrefill::kMma}, {DType::kBF16, CudaPrefill::kWarpgroup}}) {
+             const std::vector<std::pair<DType, CudaPrefill>>& kinds) {
   const double pairs = static_cast<double>(query_len * (seq_len - query_len)) +
                        0.5 * static_cast<double>(query_len * (query_len + 1));
   const double flop = 4 * static_cast<double>(heads.query * heads.dim * requests) * pairs;
@@ -296,17 +296,21 @@ void Run(const std::vector<std::string>& what) {
     }
     for (const int64_t rows : {2048, 8192}) {
       Prefill({}, 1, rows, 8192, stream.get(),
-              {{DType::kBF16, CudaPrefill::kMma}, {DType::kF8E4M3, CudaPrefill::kMma}});
+              {{DType::kBF16, Must(DefaultCudaPrefill(DType::kBF16))},
+               {DType::kF8E4M3, Must(DefaultCudaPrefill(DType::kF8E4M3))}});
     }
   }
   if (wanted("prefill")) {
-    Prefill({}, 1, 8192, 8192, stream.get());
-    Prefill({}, 1, 2048, 8192, stream.get());
-    Prefill({}, 8, 1024, 1024, stream.get());
-    Prefill({}, 16, 64, 2048, stream.get());
-    Prefill({.query = 14, .kv = 2, .dim = 64}, 1, 8192, 8192, stream.get());
-    Prefill({.query = 32, .kv = 32, .dim = 80}, 1, 4096, 4096, stream.get());
-    Prefill({.query = 8, .kv = 4, .dim = 256}, 1, 4096, 4096, stream.get());
+    std::vector<std::pair<DType, CudaPrefill>> kinds = {
+        {DType::kBF16, Must(DefaultCudaPrefill(DType::kBF16))}};
+    if (kinds[0].second != CudaPrefill::kMma) kinds.emplace_back(DType::kBF16, CudaPrefill::kMma);
+    Prefill({}, 1, 8192, 8192, stream.get(), kinds);
+    Prefill({}, 4, 2048, 2048, stream.get(), kinds);
+    Prefill({}, 1, 2048, 16384, stream.get(), kinds);
+    Prefill({}, 16, 64, 2048, stream.get(), kinds);
+    Prefill({.query = 14, .kv = 2, .dim = 64}, 1, 8192, 8192, stream.get(), kinds);
+    Prefill({.query = 32, .kv = 32, .dim = 80}, 1, 4096, 4096, stream.get(), kinds);
+    Prefill({.query = 8, .kv = 4, .dim = 256}, 1, 8192, 8192, stream.get(), kinds);
   }
 }
 
