@@ -392,11 +392,19 @@ absl::Status CudaDecoder::LaunchLayer(int64_t l, const KvCacheView& cache, const
   LOCKSTEP_RETURN_IF_ERROR(overlap_.ProductAndSum(
       attended, layer.o, layer.o_bias, o_sum, layer.post_attention_norm, size.overlaps, context()));
 
-  LOCKSTEP_RETURN_IF_ERROR(overlap_.ProductOfNorm(o_sum, layer.gate_up, layer.gate_up_bias, gate_up,
-                                                  size.overlaps, context()));
-  LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kGateUp, gate_up));
-  LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
-  LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kActivated, activated));
+  const MatrixView normed = sums_.Normed(rows, o_sum);
+  // Gate and up in one product's registers, unless somebody wants to see them.
+  if (!observed() && !size.overlaps &&
+      linear_->TakesSwiGlu(normed, layer.gate_up.view, activated)) {
+    LOCKSTEP_RETURN_IF_ERROR(LinearSwiGlu(normed, layer.gate_up.view, layer.gate_up_bias.view.data,
+                                          activated, context()));
+  } else {
+    LOCKSTEP_RETURN_IF_ERROR(overlap_.ProductOfNorm(o_sum, layer.gate_up, layer.gate_up_bias,
+                                                    gate_up, size.overlaps, context()));
+    LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kGateUp, gate_up));
+    LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, activated, context()));
+    LOCKSTEP_RETURN_IF_ERROR(observation_.Show(l, TensorKind::kActivated, activated));
+  }
   if (l + 1 < config_.num_layers) {
     return overlap_.ProductAndSum(activated, layer.down, layer.down_bias, o_sum + 1,
                                   layers_[l + 1].input_norm, size.overlaps, context());

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "model/cuda_skinny.h"
 #include "runtime/core/cuda_errors.h"
 
 namespace lockstep {
@@ -141,16 +142,26 @@ class Preference {
 
 class CudaLinear::Impl {
  public:
-  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, int num_multiprocessors)
+  Impl(cublasLtHandle_t handle, DeviceBuffer workspace, int num_multiprocessors,
+       std::unique_ptr<CudaSkinny> skinny)
       : handle_(handle),
         workspace_(std::move(workspace)),
-        num_multiprocessors_(num_multiprocessors) {}
+        num_multiprocessors_(num_multiprocessors),
+        skinny_(std::move(skinny)) {}
   ~Impl() { cublasLtDestroy(handle_); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
                    const MatrixView& y, CudaStream stream, int spare_multiprocessors);
+
+  bool TakesSkinny(const SkinnyProduct& product) const {
+    return skinny_ != nullptr && CudaSkinny::Takes(product);
+  }
+  absl::Status RunSkinny(const SkinnyProduct& product, const SkinnyLaunch& launch) {
+    LOCKSTEP_CHECK(skinny_ != nullptr);
+    return skinny_->Run(product, launch);
+  }
 
  private:
   absl::StatusOr<Plan*> PlanOf(const PlanKey& key, const void* bias);
@@ -160,6 +171,7 @@ class CudaLinear::Impl {
   cublasLtHandle_t handle_;
   DeviceBuffer workspace_;
   int num_multiprocessors_;
+  std::unique_ptr<CudaSkinny> skinny_;  // null: none on this GPU, or not wanted
   std::map<PlanKey, Plan> plans_;
 };
 
@@ -232,30 +244,52 @@ absl::Status CudaLinear::Impl::Run(const MatrixView& x, const MatrixView& weight
   return CublasStatus(code, "cublasLtMatmul");
 }
 
-absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int64_t workspace_bytes) {
+absl::StatusOr<std::unique_ptr<CudaLinear>> CudaLinear::Create(int64_t workspace_bytes,
+                                                               bool has_skinny) {
   LOCKSTEP_ASSIGN_OR_RETURN(DeviceBuffer workspace,
                             DeviceBuffer::Create(workspace_bytes, "workspace of products"));
   int device = 0, num_multiprocessors = 0;
   LOCKSTEP_CUDA(cudaGetDevice(&device));
   LOCKSTEP_CUDA(
       cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  std::unique_ptr<CudaSkinny> skinny;
+  if (has_skinny) {
+    LOCKSTEP_ASSIGN_OR_RETURN(skinny, CudaSkinny::Create(num_multiprocessors));
+  }
   cublasLtHandle_t handle = nullptr;
   LOCKSTEP_CUBLAS(cublasLtCreate(&handle));
-  return std::unique_ptr<CudaLinear>(
-      new CudaLinear(std::make_unique<Impl>(handle, std::move(workspace), num_multiprocessors)));
+  return std::unique_ptr<CudaLinear>(new CudaLinear(std::make_unique<Impl>(
+      handle, std::move(workspace), num_multiprocessors, std::move(skinny))));
 }
 
 CudaLinear::CudaLinear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CudaLinear::~CudaLinear() = default;
 
 absl::Status CudaLinear::Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                             const MatrixView& y, CudaStream stream, int spare_multiprocessors) {
+                             const MatrixView& y, CudaStream stream, int spare_multiprocessors,
+                             bool programmatic) {
   LOCKSTEP_CHECK(spare_multiprocessors >= 0);
   LOCKSTEP_CHECK(x.cols == weight.cols && y.cols == weight.rows && y.rows == x.rows);
   LOCKSTEP_CHECK(x.dtype == weight.dtype && (y.dtype == x.dtype || y.dtype == DType::kF32));
   LOCKSTEP_CHECK(x.cols > 0);
   if (y.rows == 0 || y.cols == 0) return absl::OkStatus();
+  const SkinnyProduct product = {x, weight, bias, y};
+  if (impl_->TakesSkinny(product)) {
+    return impl_->RunSkinny(product, {stream, programmatic, spare_multiprocessors});
+  }
   return impl_->Run(x, weight, bias, y, stream, spare_multiprocessors);
+}
+
+bool CudaLinear::TakesSwiGlu(const MatrixView& x, const MatrixView& weight,
+                             const MatrixView& y) const {
+  return impl_->TakesSkinny({x, weight, nullptr, y, true});
+}
+
+absl::Status CudaLinear::RunSwiGlu(const MatrixView& x, const MatrixView& weight, const void* bias,
+                                   const MatrixView& y, CudaStream stream,
+                                   int spare_multiprocessors, bool programmatic) {
+  return impl_->RunSkinny({x, weight, bias, y, true},
+                          {stream, programmatic, spare_multiprocessors});
 }
 
 }  // namespace lockstep

@@ -1,9 +1,10 @@
-// Products of activations and weights on one GPU, by cuBLASLt.
+// Products of activations and weights on one GPU: those CudaSkinny takes by it (cuda_skinny.h), all
+// others by cuBLASLt.
 //
 // Products are added in float32; float32 operands are not rounded to TF32, and partial sums of a
 // product that is split along K are kept in float32. Unlike on the CPU, a row's bits may depend on
-// T: cuBLASLt chooses another algorithm for another number of rows. The same shapes, T among them,
-// give the same bits every time.
+// T: another number of rows may be another algorithm. The same shapes, T among them, give the same
+// bits every time.
 //
 // Thread rule: the rank's engine thread. Stream rule: products that may run at the same time may
 // not share a CudaLinear, whose workspace they all use: one stream a CudaLinear.
@@ -24,8 +25,9 @@ class CudaLinear {
   static constexpr int64_t kDefaultWorkspaceBytes = int64_t{64} << 20;
 
   // For the selected device. Allocates the workspace; nothing is allocated on the device later.
+  // Without has_skinny cuBLASLt makes all products.
   static absl::StatusOr<std::unique_ptr<CudaLinear>> Create(
-      int64_t workspace_bytes = kDefaultWorkspaceBytes);
+      int64_t workspace_bytes = kDefaultWorkspaceBytes, bool has_skinny = true);
   ~CudaLinear();
   CudaLinear(const CudaLinear&) = delete;
   CudaLinear& operator=(const CudaLinear&) = delete;
@@ -40,8 +42,19 @@ class CudaLinear {
   // another stream wants to run at the same time waits for them, or makes some of their blocks wait
   // for it, and the whole product with those. So beside other work a product leaves it
   // `spare_multiprocessors` (all but one at most).
+  //
+  // With `programmatic`, a product of few rows starts while the kernel before it ends (see
+  // CudaContext::programmatic_launch).
   absl::Status Run(const MatrixView& x, const MatrixView& weight, const void* bias,
-                   const MatrixView& y, CudaStream stream, int spare_multiprocessors = 0);
+                   const MatrixView& y, CudaStream stream, int spare_multiprocessors = 0,
+                   bool programmatic = false);
+
+  // y[T, F] = silu(gate) * up, where [gate, up] = x[T, K] * weight[2F, K]^T (+ bias[2F]), rounded
+  // once. As Run; only where TakesSwiGlu.
+  bool TakesSwiGlu(const MatrixView& x, const MatrixView& weight, const MatrixView& y) const;
+  absl::Status RunSwiGlu(const MatrixView& x, const MatrixView& weight, const void* bias,
+                         const MatrixView& y, CudaStream stream, int spare_multiprocessors = 0,
+                         bool programmatic = false);
 
  private:
   class Impl;

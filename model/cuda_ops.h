@@ -38,7 +38,15 @@ struct CudaContext {
 // y may be float32 whatever x and weight are.
 inline absl::Status Linear(const MatrixView& x, const MatrixView& weight, const void* bias,
                            const MatrixView& y, const CudaContext& context) {
-  return context.linear.Run(x, weight, bias, y, context.stream, context.spare_multiprocessors);
+  return context.linear.Run(x, weight, bias, y, context.stream, context.spare_multiprocessors,
+                            context.programmatic_launch);
+}
+
+// Linear and SiluMul as one product, see CudaLinear::RunSwiGlu; where TakesSwiGlu.
+inline absl::Status LinearSwiGlu(const MatrixView& x, const MatrixView& weight, const void* bias,
+                                 const MatrixView& out, const CudaContext& context) {
+  return context.linear.RunSwiGlu(x, weight, bias, out, context.stream,
+                                  context.spare_multiprocessors, context.programmatic_launch);
 }
 
 // out[t] = table[ids[t] - vocab.begin] where ids[t] is in `vocab`, else zeros. ids int32 [T], table

@@ -31,9 +31,11 @@ RowSlices CudaOverlap::SlicesOf(int64_t sum, int64_t num_tokens, bool overlaps) 
                       : CutRows(num_tokens, down_work_, qkv_work_);
 }
 
-CudaContext CudaOverlap::ForProduct(const CudaContext& context, bool beside_sum) const {
+CudaContext CudaOverlap::ForProduct(const CudaContext& context, bool cut, bool beside_sum) const {
   CudaContext result = context;
   if (beside_sum) result.spare_multiprocessors = spare_multiprocessors_;
+  // What comes before it in its stream may be the wait for another stream.
+  if (cut) result.programmatic_launch = false;
   return result;
 }
 
@@ -55,7 +57,7 @@ absl::Status CudaOverlap::ProductAndSum(const MatrixView& x, const DeviceMatrix&
   for (size_t i = 0; i < slices.size(); ++i) {
     const Range rows = slices[i];
     LOCKSTEP_RETURN_IF_ERROR(Linear(RowsOf(x, rows), weight.view, bias.view.data,
-                                    RowsOf(partial, rows), ForProduct(context, i > 0)));
+                                    RowsOf(partial, rows), ForProduct(context, true, i > 0)));
     LOCKSTEP_RETURN_IF_ERROR(multiplied_.Record(context.stream));
     LOCKSTEP_RETURN_IF_ERROR(multiplied_.HoldBack(beside.stream));
     LOCKSTEP_RETURN_IF_ERROR(
@@ -74,7 +76,7 @@ absl::Status CudaOverlap::ProductOfNorm(int64_t sum, const DeviceMatrix& weight,
     if (slices.size() > 1) LOCKSTEP_RETURN_IF_ERROR(summed_[i].HoldBack(context.stream));
     LOCKSTEP_RETURN_IF_ERROR(Linear(RowsOf(x, slices[i]), weight.view, bias.view.data,
                                     RowsOf(y, slices[i]),
-                                    ForProduct(context, i + 1 < slices.size())));
+                                    ForProduct(context, slices.size() > 1, i + 1 < slices.size())));
   }
   return absl::OkStatus();
 }

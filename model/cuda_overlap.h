@@ -70,8 +70,8 @@ class CudaOverlap {
 
  private:
   RowSlices SlicesOf(int64_t sum, int64_t num_tokens, bool overlaps) const;
-  // `context` of a product; beside a sum it leaves it multiprocessors.
-  CudaContext ForProduct(const CudaContext& context, bool beside_sum) const;
+  // `context` of a product whose rows are cut or not; beside a sum it leaves it multiprocessors.
+  CudaContext ForProduct(const CudaContext& context, bool cut, bool beside_sum) const;
 
   const CudaRankSums* sums_ = nullptr;
   int64_t num_layers_ = 0;

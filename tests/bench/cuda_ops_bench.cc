@@ -2,10 +2,12 @@
 //
 //   cuda_ops_bench [step] [ops] [linear]        default: all
 //
-// linear  Qwen2.5-7B's products on 1 and 2 GPUs, bfloat16
+// linear  Qwen2.5-7B's products on 1 and 2 GPUs, bfloat16: all by cuBLASLt, and ours where
+// CudaLinear
+//         prefers it; ours are compared with cuBLASLt's first
 // ops     the operators between them
 // step    all products and operators of a decode step but attention and sums over ranks, one after
-//         the other, with and without programmatic launches
+//         the other, with and without programmatic launches, as in linear
 //
 // Each number is the median of graph launches in which the same work is done many times, each time
 // on other weights, all of them together far larger than the L2 cache. The floor is what takes
@@ -19,6 +21,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -58,6 +61,7 @@ class Bench {
     stream_ = OrDie(OwnedCudaStream::Create());
     num_multiprocessors_ = info.num_multiprocessors;
     linear_ = OrDie(CudaLinear::Create());
+    cublas_ = OrDie(CudaLinear::Create(CudaLinear::kDefaultWorkspaceBytes, false));
     std::printf("%s, %d multiprocessors\n", info.name.c_str(), num_multiprocessors_);
   }
 
@@ -65,7 +69,10 @@ class Bench {
   CudaContext Context(bool programmatic) {
     return {stream(), num_multiprocessors_, *linear_, programmatic};
   }
-  CudaLinear& linear() { return *linear_; }
+  // All products by cuBLASLt.
+  CudaContext CublasContext(bool programmatic) {
+    return {stream(), num_multiprocessors_, *cublas_, programmatic};
+  }
 
   // Random bfloat16 numbers around 0, 64 MB of them over and over.
   DeviceBuffer Random(int64_t bytes, float scale) {
@@ -119,7 +126,7 @@ class Bench {
  private:
   int num_multiprocessors_ = 0;
   OwnedCudaStream stream_;
-  std::unique_ptr<CudaLinear> linear_;
+  std::unique_ptr<CudaLinear> linear_, cublas_;
 };
 
 MatrixView Matrix(void* data, int64_t rows, int64_t cols, DType dtype = DType::kBF16) {
@@ -145,12 +152,44 @@ double FloorSeconds(double bytes, double flops) {
   return std::max(bytes / kReadBytesPerSecond, flops / kFlopsPerSecond);
 }
 
+std::vector<float> Download(Bench& bench, const MatrixView& y) {
+  std::vector<float> values(y.rows * y.cols);
+  OrDie(CopyAsync(values.data(), y.data, y.rows * y.cols * 4, bench.stream()));
+  OrDie(Synchronize(bench.stream()));
+  return values;
+}
+
+// Dies where float32 sums of x * weight^T are not cuBLASLt's. Both add exact products, in other
+// orders: float32's rounding makes up to some 1e-5 of their size (root mean square) at K = 18944,
+// while a chunk of 128 columns that is left out makes 8e-2.
+void CheckSums(Bench& bench, const MatrixView& x, const MatrixView& weight, void* sums) {
+  constexpr double kTolerance = 5e-5;
+  const MatrixView y = Matrix(sums, x.rows, weight.rows, DType::kF32);
+  OrDie(Linear(x, weight, nullptr, y, bench.CublasContext(true)));
+  const std::vector<float> expected = Download(bench, y);
+  OrDie(FillBytesAsync(y.data, 0xff, y.rows * y.cols * 4, bench.stream()));
+  OrDie(Linear(x, weight, nullptr, y, bench.Context(true)));
+  const std::vector<float> values = Download(bench, y);
+  double squares = 0, differences = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double difference = double{values[i]} - expected[i];
+    squares += double{expected[i]} * expected[i];
+    differences += difference * difference;
+  }
+  const double error = std::sqrt(differences / squares);
+  if (error < kTolerance) return;  // false for NaN
+  std::printf("WRONG: [%d, %d] x [%d, %d]: error %g\n", static_cast<int>(x.rows),
+              static_cast<int>(x.cols), static_cast<int>(weight.rows), static_cast<int>(x.cols),
+              error);
+  std::exit(1);
+}
+
 void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const DeviceBuffer& weights,
                   const DeviceBuffer& xs, const DeviceBuffer& ys, const DeviceBuffer& biases) {
   const int64_t weight_bytes = product.n * product.k * 2;
   const int64_t copies = weights.size_bytes() / weight_bytes;
   const void* bias = product.has_bias ? biases.data() : nullptr;
-  for (const int64_t rows : {1, 2, 4, 8, 16, 32, 256, 8192}) {
+  for (const int64_t rows : {1, 2, 8, 16, 32, 64, 256, 8192}) {
     const int64_t y_bytes = rows * product.n * SizeOf(product.out_dtype);
     if (y_bytes > ys.size_bytes()) continue;  // nobody wants all logits of a long prompt at once
     const MatrixView x = Matrix(xs.data(), rows, product.k);
@@ -162,12 +201,16 @@ void BenchProduct(Bench& bench, const Product& product, int64_t ranks, const Dev
         FloorSeconds(static_cast<double>(weight_bytes + rows * product.k * 2 + y_bytes),
                      2.0 * static_cast<double>(rows * product.n) * static_cast<double>(product.k));
     const int count = static_cast<int>(std::clamp(2e-3 / floor, 3.0, 200.0));
-    const double time = bench.Seconds(
-        count, [&](int i) { return bench.linear().Run(x, weight(i), bias, y, bench.stream()); });
-    std::printf("%-8s tp%d %6d x %5d, T %4d, floor %8.1f us | ", product.name,
-                static_cast<int>(ranks), static_cast<int>(product.n), static_cast<int>(product.k),
-                static_cast<int>(rows), floor * 1e6);
-    std::printf("%8.1f us %3.0f%%\n", time * 1e6, 100 * floor / time);
+    if (rows <= 64) CheckSums(bench, x, weight(0), ys.data());
+    std::printf("%-8s tp%d %6d x %5d, T %4d, floor %8.1f us", product.name, static_cast<int>(ranks),
+                static_cast<int>(product.n), static_cast<int>(product.k), static_cast<int>(rows),
+                floor * 1e6);
+    for (const CudaContext& context : {bench.CublasContext(true), bench.Context(true)}) {
+      const double time =
+          bench.Seconds(count, [&](int i) { return Linear(x, weight(i), bias, y, context); });
+      std::printf(" | %8.1f us %3.0f%%", time * 1e6, 100 * floor / time);
+    }
+    std::printf("\n");
     std::fflush(stdout);
   }
 }
@@ -177,6 +220,7 @@ void BenchLinear(Bench& bench) {
   const DeviceBuffer xs = bench.Random(8192 * kInner * 2, 1);
   const DeviceBuffer biases = bench.Random(kVocab * 4, 1);
   const DeviceBuffer ys = bench.Random(int64_t{1} << 30, 1);
+  std::printf("all by cuBLASLt | as CudaLinear chooses\n");
   for (const int64_t ranks : {1, 2}) {
     for (const Product& product : ProductsOf(ranks)) {
       BenchProduct(bench, product, ranks, weights, xs, ys, biases);
@@ -333,8 +377,7 @@ class Step {
                                                slots_.get(), slots_.cache(), context));
       LOCKSTEP_RETURN_IF_ERROR(Multiply(1, queries, delta, context));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(hidden, delta, floats, 1e-6f, normed, context));
-      LOCKSTEP_RETURN_IF_ERROR(Multiply(2, normed, gate_up, context));
-      LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up, inner, context));
+      LOCKSTEP_RETURN_IF_ERROR(SwiGlu(normed, gate_up, inner, context));
       LOCKSTEP_RETURN_IF_ERROR(Multiply(3, inner, delta, context));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(hidden, delta, floats, 1e-6f, normed, context));
     }
@@ -342,12 +385,25 @@ class Step {
   }
 
  private:
-  absl::Status Multiply(int product, const MatrixView& x, const MatrixView& y,
-                        const CudaContext& context) {
+  MatrixView NextWeight(int product) {
     const MatrixView weight = Matrix(next_, products_[product].n, products_[product].k);
     next_ += weight.rows * weight.cols * 2;
-    return context.linear.Run(x, weight, products_[product].has_bias ? floats_.data() : nullptr, y,
-                              context.stream);
+    return weight;
+  }
+  absl::Status Multiply(int product, const MatrixView& x, const MatrixView& y,
+                        const CudaContext& context) {
+    const void* bias = products_[product].has_bias ? floats_.data() : nullptr;
+    return Linear(x, NextWeight(product), bias, y, context);
+  }
+  // As the decoder.
+  absl::Status SwiGlu(const MatrixView& x, const MatrixView& gate_up, const MatrixView& y,
+                      const CudaContext& context) {
+    const MatrixView weight = NextWeight(2);
+    if (context.linear.TakesSwiGlu(x, weight, y)) {
+      return LinearSwiGlu(x, weight, nullptr, y, context);
+    }
+    LOCKSTEP_RETURN_IF_ERROR(Linear(x, weight, nullptr, gate_up, context));
+    return SiluMul(gate_up, y, context);
   }
 
   int64_t ranks_, rows_;
@@ -359,17 +415,21 @@ class Step {
 };
 
 void BenchStep(Bench& bench) {
+  std::printf("plain, programmatic: all by cuBLASLt | as CudaLinear chooses\n");
   for (const int64_t ranks : {1, 2}) {
-    for (const int64_t rows : {1, 8, 16}) {
+    for (const int64_t rows : {1, 2, 8, 16, 32, 64}) {
       Step step(bench, ranks, rows);
       const double floor = FloorSeconds(static_cast<double>(step.weight_bytes()), 0);
       std::printf("step tp%d, T %2d, floor %.3f ms", static_cast<int>(ranks),
                   static_cast<int>(rows), floor * 1e3);
-      for (const bool programmatic : {false, true}) {
-        const CudaContext context = bench.Context(programmatic);
-        const double time = bench.Seconds(1, [&](int) { return step.Run(context); });
-        std::printf(" | %s %.3f ms %.0f%%", programmatic ? "programmatic" : "plain", time * 1e3,
-                    100 * floor / time);
+      for (const bool cublas : {true, false}) {
+        std::printf(" |");
+        for (const bool programmatic : {false, true}) {
+          const CudaContext context =
+              cublas ? bench.CublasContext(programmatic) : bench.Context(programmatic);
+          const double time = bench.Seconds(1, [&](int) { return step.Run(context); });
+          std::printf(" %.3f ms %.0f%%", time * 1e3, 100 * floor / time);
+        }
       }
       std::printf("\n");
       std::fflush(stdout);

@@ -1,5 +1,5 @@
-// Products on the GPU against double precision: cuBLASLt's, and what a step makes of them,
-// captured in a graph.
+// Products on the GPU against double precision: cuBLASLt's and whatever CudaLinear chooses, and
+// what a step makes of them, captured in a graph.
 #include "model/cuda_linear.h"
 
 #include <cuda_runtime.h>
@@ -20,8 +20,18 @@ struct Shape {
 
 class CudaLinearTest : public CudaTest {
  protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    auto cublas = CudaLinear::Create(CudaLinear::kDefaultWorkspaceBytes, false);
+    ASSERT_TRUE(cublas.ok()) << cublas.status();
+    cublas_ = *std::move(cublas);
+  }
+
   // y of random operands, checked, with and without a bias.
   void Check(const Shape& shape, DType dtype, DType out_dtype);
+
+  std::unique_ptr<CudaLinear> cublas_;  // for all products
 };
 
 void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype) {
@@ -50,10 +60,13 @@ void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype) {
       magnitudes[t * shape.n + c] = magnitude;
     }
   }
-  for (const bool has_bias : {false, true}) {
+  for (const auto& [linear, has_bias] : {std::pair(cublas_.get(), false),
+                                         {cublas_.get(), true},
+                                         {linear_.get(), false},
+                                         {linear_.get(), true}}) {
     y.Poison(stream());
-    EXPECT_STATUS_OK(linear().Run(x.view(), weight.view(), has_bias ? bias.view().data : nullptr,
-                                  y.view(), stream(), shape.spare_multiprocessors));
+    EXPECT_STATUS_OK(linear->Run(x.view(), weight.view(), has_bias ? bias.view().data : nullptr,
+                                 y.view(), stream(), shape.spare_multiprocessors));
     y.Download(stream());
     for (int64_t t = 0; t < shape.rows; ++t) {
       for (int64_t c = 0; c < shape.n; ++c) {
@@ -72,7 +85,7 @@ void CudaLinearTest::Check(const Shape& shape, DType dtype, DType out_dtype) {
 
 constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
-TEST_F(CudaLinearTest, CublasLtMatchesDoublePrecision) {
+TEST_F(CudaLinearTest, MatchesDoublePrecision) {
   for (const DType dtype : kTypes) {
     for (const Shape& shape : {Shape{1, 64, 64},
                                {1, 1000, 896},
@@ -90,7 +103,7 @@ TEST_F(CudaLinearTest, CublasLtMatchesDoublePrecision) {
   }
 }
 
-TEST_F(CudaLinearTest, CublasLtLeavesMultiprocessorsToOthers) {
+TEST_F(CudaLinearTest, LeavesMultiprocessorsToOthers) {
   for (const DType dtype : kTypes) {
     for (const Shape& shape :
          {Shape{300, 520, 256, 0, 0, 24}, {70, 1000, 320, 0, 0, 100}, {1, 64, 64, 0, 0, 1000}}) {
@@ -100,7 +113,7 @@ TEST_F(CudaLinearTest, CublasLtLeavesMultiprocessorsToOthers) {
   }
 }
 
-TEST_F(CudaLinearTest, CublasLtTakesOddWidthsAndUnalignedRows) {
+TEST_F(CudaLinearTest, TakesOddWidthsAndUnalignedRows) {
   for (const DType dtype : kTypes) {
     for (const Shape& shape :
          {Shape{3, 7, 33}, {1, 5, 31}, {20, 66, 50, 2}, {9, 64, 64, 0, 1}, {2, 31, 100, 1}}) {
@@ -136,9 +149,15 @@ class StepTest : public CudaLinearTest, public testing::WithParamInterface<int64
   // From residual_ and normed_, in place.
   absl::Status Step(const CudaContext& context) {
     for (int layer = 0; layer < 8; ++layer) {
-      LOCKSTEP_RETURN_IF_ERROR(
-          Linear(normed_->view(), up_weight_->view(), nullptr, gate_up_->view(), context));
-      LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up_->view(), activated_->view(), context));
+      if (layer % 2 == 1 &&
+          context.linear.TakesSwiGlu(normed_->view(), up_weight_->view(), activated_->view())) {
+        LOCKSTEP_RETURN_IF_ERROR(LinearSwiGlu(normed_->view(), up_weight_->view(), nullptr,
+                                              activated_->view(), context));
+      } else {
+        LOCKSTEP_RETURN_IF_ERROR(
+            Linear(normed_->view(), up_weight_->view(), nullptr, gate_up_->view(), context));
+        LOCKSTEP_RETURN_IF_ERROR(SiluMul(gate_up_->view(), activated_->view(), context));
+      }
       LOCKSTEP_RETURN_IF_ERROR(
           Linear(activated_->view(), down_weight_->view(), nullptr, normed_->view(), context));
       LOCKSTEP_RETURN_IF_ERROR(AddRmsNorm(residual_->view(), normed_->view(), norm_weight_->f32(),
