@@ -43,7 +43,8 @@ absl::Status CheckOptions(const CudaAttentionWorkspace::Options& o) {
   } sizes[] = {{"max_num_requests", o.max_num_requests}, {"max_num_tokens", o.max_num_tokens},
                {"max_model_len", o.max_model_len},       {"num_query_heads", o.num_query_heads},
                {"num_kv_heads", o.num_kv_heads},         {"head_dim", o.head_dim},
-               {"min_split_keys", o.min_split_keys},     {"max_splits", o.max_splits}};
+               {"min_split_keys", o.min_split_keys},     {"max_splits", o.max_splits},
+               {"multiprocessors", o.multiprocessors}};
   for (const auto& size : sizes) {
     if (size.value >= 1 && size.value < (int64_t{1} << 31)) continue;
     return absl::InvalidArgumentError(
@@ -132,6 +133,7 @@ PagedKv MakePagedKv(const CudaAttentionBatch& batch, const KvCacheView& cache) {
       .values = cache.values,
       .block_tables = batch.block_tables,
       .max_blocks = batch.max_blocks,
+      .num_rows = cache.num_blocks * cache.num_kv_heads * cache.block_size,
       .num_kv_heads = static_cast<int32_t>(cache.num_kv_heads),
       .head_dim = static_cast<int32_t>(cache.head_dim),
       .block_size = static_cast<int32_t>(cache.block_size),
@@ -227,6 +229,10 @@ absl::Status CudaAttentionWorkspace::CheckBatchSize(const CudaAttentionBatch& ba
 absl::Status CudaAttentionWorkspace::PlanStep(const CudaAttentionBatch& batch, CudaStream stream) {
   LOCKSTEP_RETURN_IF_ERROR(CheckBatchSize(batch));
   if (!batch.may_have_decode) return absl::OkStatus();
+  const int64_t group = CeilDivide(options_.num_query_heads, options_.num_kv_heads);
+  const int64_t head_tiles = options_.num_kv_heads * CeilDivide(group, kDecodeHeadTile);
+  const int64_t blocks =
+      std::min<int64_t>(options_.multiprocessors, 1 << 16) * DecodeBlocksAtOnce(options_.head_dim);
   PlanParams params = {.query_start_loc = batch.query_start_loc,
                        .seq_lens = batch.seq_lens,
                        .table_rows = batch.table_rows,
@@ -236,7 +242,9 @@ absl::Status CudaAttentionWorkspace::PlanStep(const CudaAttentionBatch& batch, C
                        .num_windows = static_cast<int32_t>(options_.sliding_windows.size()),
                        .windows = {},
                        .min_split_keys = static_cast<int32_t>(options_.min_split_keys),
-                       .max_splits = static_cast<int32_t>(options_.max_splits)};
+                       .max_splits = static_cast<int32_t>(options_.max_splits),
+                       .num_head_tiles = static_cast<int32_t>(head_tiles),
+                       .num_blocks = static_cast<int32_t>(blocks)};
   for (size_t i = 0; i < options_.sliding_windows.size(); ++i) {
     params.windows[i] = static_cast<int32_t>(options_.sliding_windows[i]);
   }
@@ -292,7 +300,13 @@ absl::StatusOr<CudaAttentionLayer> CudaAttentionLayer::Create(const AttentionGeo
   layer.prefill_ = prefill;
   layer.tensor_cores_ = RunsOnTensorCores(types, geometry.head_dim);
   if (layer.tensor_cores_) {
-    LOCKSTEP_ASSIGN_OR_RETURN(layer.decode_blocks_, PrepareDecode(types, geometry.head_dim));
+    int64_t largest_group = 0;
+    for (const Range& group : geometry.kv_groups) {
+      largest_group = std::max(largest_group, group.size());
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        layer.decode_blocks_,
+        PrepareDecode(types, geometry.head_dim, std::min<int64_t>(largest_group, kDecodeHeadTile)));
     LOCKSTEP_RETURN_IF_ERROR(PreparePrefill(types, geometry.head_dim));
     if (prefill == CudaPrefill::kWarpgroup) {
       LOCKSTEP_ASSIGN_OR_RETURN(const bool has_warpgroup, HasWarpgroupProducts());
@@ -382,7 +396,7 @@ absl::Status CudaAttentionLayer::Forward(const CudaAttentionBatch& batch,
                                (window - options.sliding_windows.begin()) * PlanBytes(options)),
                            .partials = partials,
                            .partial_stats = partials + NumPartials(options) * options.head_dim,
-                           .parts_done = workspace.counters_.as<uint32_t>(),
+                           .runs_done = workspace.counters_.as<uint32_t>(),
                            .max_splits = static_cast<int32_t>(options.max_splits),
                            .num_head_tiles = 0,
                            .head_tiles = {}};

@@ -65,10 +65,13 @@ class CudaAttentionWorkspace {
     int64_t num_kv_heads = 0;                    // largest Hkv_local of the layers
     int64_t head_dim = 0;                        // largest D of the layers
     std::vector<int64_t> sliding_windows = {0};  // those of the layers, each once; 0: none
-    // A request's visible keys are cut into parts of min_split_keys while these are few, then into
-    // larger ones, at most max_splits of them: see kPartsOfLeastSize. Both change rounding.
-    int64_t min_split_keys = 512;
+    // A request's visible keys are cut into parts of about min_split_keys while these are few, then
+    // into larger ones, at most max_splits of them: see kPartsOfLeastSize. Both change rounding.
+    int64_t min_split_keys = 256;
     int64_t max_splits = 32;
+    // Of the device: an H200's. They decide which parts one block does after the other; results do
+    // not depend on them.
+    int64_t multiprocessors = 132;
     // Launch the kernels with programmatic stream serialization: they may start while the kernel
     // before them runs, and wait for its end before they read or write anything. (They let the next
     // one start early in any case, should it be launched so.)

@@ -12,17 +12,22 @@ namespace lockstep {
 
 // ---- Decode plan --------------------------------------------------------------------------------
 
-// Part `split` of `num_splits` of the keys that one decode row sees: [key_begin, key_end), empty
-// for a padding request.
+// Parts `first_split` and up of `num_splits` of the keys that one decode row sees: a run of them,
+// keys [key_begin, key_end), empty for a padding request. The first `long_parts` of the run have
+// `part_tiles` + 1 tiles of keys each, the others `part_tiles`, but that the row's first part
+// begins, and its last ends, where its keys do.
 struct alignas(16) DecodeItem {
   int32_t request;
   int32_t row;        // of the step
   int32_t table_row;  // of block_tables
   int32_t key_begin;
   int32_t key_end;
-  int32_t split;
+  int32_t first_split;
   int32_t num_splits;
-  int32_t unused;
+  int32_t part_tiles;
+  int32_t long_parts;
+  int32_t num_runs;  // of the row
+  int32_t unused[2];
 };
 
 // A window's plan: this, then the items.
@@ -32,11 +37,15 @@ struct alignas(16) DecodePlanHeader {
   int32_t unused[2];
 };
 
-// Parts are multiples of kDecodeKeyTile keys, from the first visible key's multiple of
-// kFirstKeyMultiple on. Up to kPartsOfLeastSize of them are of the least size; of more keys, both
-// number and size of the parts grow, with the square root of the keys.
+// A row's visible keys, from the first one's multiple of kFirstKeyMultiple on, are tiles of
+// kDecodeKeyTile keys, dealt to its parts as equally as can be. Up to kPartsOfLeastSize parts of
+// about the least size there are; of more keys, both number and size of the parts grow, with the
+// square root of the keys.
+//
+// Parts decide about rounding, runs only about who does the work: of few requests each part is a
+// run, of many one run has all of a row's parts, so that nothing of it goes through memory.
 inline constexpr int kDecodeKeyTile = 64;
-inline constexpr int kPartsOfLeastSize = 8;
+inline constexpr int kPartsOfLeastSize = 16;
 inline constexpr int kFirstKeyMultiple = 16;
 inline constexpr int kMaxSplits = 64;
 inline constexpr int kMaxPlanWindows = 8;
@@ -52,6 +61,9 @@ struct PlanParams {
   int32_t windows[kMaxPlanWindows];  // 0: none
   int32_t min_split_keys;
   int32_t max_splits;
+  // The length of the runs depends on these two, of the layer with most of them.
+  int32_t num_head_tiles;
+  int32_t num_blocks;  // that run at once
 };
 
 absl::Status LaunchPlan(const PlanParams& params, bool programmatic, CudaStream stream);
@@ -65,6 +77,7 @@ struct PagedKv {
   const void* values;
   const int32_t* block_tables;
   int64_t max_blocks;
+  int64_t num_rows;  // of keys, and of values
   int32_t num_kv_heads;
   int32_t head_dim;
   int32_t block_size;
@@ -100,6 +113,9 @@ inline constexpr int kMaxHeadTiles = 256;
 inline constexpr int kMaxTensorCoreHeadDim = 256;
 inline constexpr int kMaxHeadDim = 512;
 
+// Blocks of a multiprocessor: what shared memory has room for.
+constexpr int DecodeBlocksAtOnce(int64_t head_dim) { return head_dim <= 128 ? 2 : 1; }
+
 struct DecodeParams {
   AttentionRows rows;
   PagedKv kv;
@@ -107,7 +123,7 @@ struct DecodeParams {
   const DecodePlanHeader* plan;
   float* partials;       // [B, Hq, max_splits, D] weighted values, not divided by their sum
   float* partial_stats;  // [B, Hq, max_splits, 2] largest logit (log2), sum
-  uint32_t* parts_done;  // [B, Hq] by a head tile's first head; 0 between launches
+  uint32_t* runs_done;   // [B, Hq] by a head tile's first head; 0 between launches
   int32_t max_splits;
   int32_t num_head_tiles;
   DecodeHeadTile head_tiles[kMaxHeadTiles];
@@ -136,7 +152,8 @@ struct AttentionTypes {
 
 // Once, before the first launch: raises the kernel's shared memory, and reads how many blocks of it
 // run at once on the device.
-absl::StatusOr<int64_t> PrepareDecode(AttentionTypes types, int64_t head_dim);
+// `largest_tile`: query heads of a DecodeHeadTile.
+absl::StatusOr<int64_t> PrepareDecode(AttentionTypes types, int64_t head_dim, int64_t largest_tile);
 absl::Status PreparePrefill(AttentionTypes types, int64_t head_dim);
 // Whether this device, and this build (sm_90a), has warpgroup products.
 absl::StatusOr<bool> HasWarpgroupProducts();

@@ -9,11 +9,18 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 
+__device__ int32_t CeilDivide(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
 struct Parts {
   int32_t first_key = 0;  // where the first part's tiles start
   int32_t lowest_key = 0;
-  int32_t part_keys = 0;
+  int32_t tiles = 0;
   int32_t count = 0;  // 0: not a decode request
+
+  // Of 17 tiles, 4 parts have 5, 4, 4 and 4.
+  __device__ int32_t FirstTile(int32_t part) const {
+    return part * (tiles / count) + min(part, tiles % count);
+  }
 };
 
 __device__ Parts CutRequest(const PlanParams& p, int32_t request, int32_t window) {
@@ -23,12 +30,11 @@ __device__ Parts CutRequest(const PlanParams& p, int32_t request, int32_t window
   parts.lowest_key = window > 0 && seq_len > window ? seq_len - window : 0;
   parts.first_key = parts.lowest_key / kFirstKeyMultiple * kFirstKeyMultiple;
   const int32_t keys = seq_len - parts.first_key;
-  const int32_t multiples =
-      ((keys + p.max_splits - 1) / p.max_splits + kDecodeKeyTile - 1) / kDecodeKeyTile;
-  int32_t growth = 1;
-  while (int64_t{growth} * growth * kPartsOfLeastSize * p.min_split_keys < keys) ++growth;
-  parts.part_keys = max(growth * p.min_split_keys, multiples * kDecodeKeyTile);
-  parts.count = max(1, (keys + parts.part_keys - 1) / parts.part_keys);
+  parts.tiles = CeilDivide(keys, kDecodeKeyTile);
+  const float of_least_size = static_cast<float>(keys) / static_cast<float>(p.min_split_keys);
+  const float count =
+      of_least_size <= kPartsOfLeastSize ? of_least_size : sqrtf(kPartsOfLeastSize * of_least_size);
+  parts.count = max(1, min(static_cast<int32_t>(count + 0.5f), min(p.max_splits, parts.tiles)));
   return parts;
 }
 
@@ -55,6 +61,36 @@ __device__ int32_t ExclusiveSum(int32_t value, int32_t* total) {
   return before + sum - value;
 }
 
+// How many parts a run may have. A step takes as long as the busiest block, whose parts are counted
+// here as if all rows had the mean number. Whole rows are best: nothing of them goes through
+// memory. They are taken where the busiest block has at most a quarter more to do than with each
+// part for itself; else the longest runs with which it has no more.
+__device__ int32_t PartsOfRun(const PlanParams& p, int32_t window) {
+  int32_t rows = 0;
+  int32_t parts = 0;
+  for (int32_t first = 0; first < p.num_requests; first += kThreads) {
+    const int32_t request = first + static_cast<int32_t>(threadIdx.x);
+    const int32_t count = request < p.num_requests ? CutRequest(p, request, window).count : 0;
+    int32_t total;
+    ExclusiveSum(count, &total);
+    parts += total;
+    rows += __syncthreads_count(count > 0);
+  }
+  if (rows == 0) return 1;
+  const auto busiest = [&](int32_t runs, int32_t parts_of_run) {
+    return CeilDivide(runs * p.num_head_tiles, p.num_blocks) * parts_of_run;
+  };
+  const int32_t least = busiest(parts, 1);
+  const int32_t mean = CeilDivide(parts, rows);
+  // A row much longer than the others is not left to one block.
+  if (busiest(rows, mean) <= least + least / 4) return max(mean, 2 * least);
+  for (int32_t runs = 2; runs < mean; ++runs) {
+    const int32_t parts_of_run = CeilDivide(mean, runs);
+    if (busiest(rows * runs, parts_of_run) <= least) return parts_of_run;
+  }
+  return 1;
+}
+
 __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
   AllowSuccessor();
   WaitForPredecessor();
@@ -62,24 +98,34 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(PlanParams p) {
   char* const plan = p.plans + blockIdx.x * p.plan_stride_bytes;
   auto* const header = reinterpret_cast<DecodePlanHeader*>(plan);
   auto* const items = reinterpret_cast<DecodeItem*>(header + 1);
+  const int32_t most_parts = PartsOfRun(p, window);
   int32_t done = 0;
   for (int32_t first = 0; first < p.num_requests; first += kThreads) {
     const int32_t request = first + static_cast<int32_t>(threadIdx.x);
     Parts parts;
     if (request < p.num_requests) parts = CutRequest(p, request, window);
+    const int32_t num_runs = CeilDivide(parts.count, most_parts);
     int32_t total;
-    const int32_t place = done + ExclusiveSum(parts.count, &total);
+    const int32_t place = done + ExclusiveSum(num_runs, &total);
     done += total;
-    for (int32_t split = 0; split < parts.count; ++split) {
+    for (int32_t run = 0; run < num_runs; ++run) {
+      // Of runs whose lengths differ by one at most.
+      const int32_t split = static_cast<int32_t>(int64_t{run} * parts.count / num_runs);
+      const int32_t end = static_cast<int32_t>(int64_t{run + 1} * parts.count / num_runs);
       DecodeItem item = {};
       item.request = request;
       item.row = p.query_start_loc[request];
       item.table_row = p.table_rows != nullptr ? p.table_rows[request] : request;
-      item.key_begin = max(parts.lowest_key, parts.first_key + split * parts.part_keys);
-      item.key_end = min(p.seq_lens[request], parts.first_key + (split + 1) * parts.part_keys);
-      item.split = split;
+      item.key_begin =
+          max(parts.lowest_key, parts.first_key + parts.FirstTile(split) * kDecodeKeyTile);
+      item.key_end =
+          min(p.seq_lens[request], parts.first_key + parts.FirstTile(end) * kDecodeKeyTile);
+      item.first_split = split;
       item.num_splits = parts.count;
-      items[place + split] = item;
+      item.part_tiles = max(1, parts.tiles / parts.count);  // a padding request has no keys
+      item.long_parts = max(0, parts.tiles % parts.count - split);
+      item.num_runs = num_runs;
+      items[place + run] = item;
     }
   }
   if (threadIdx.x == 0) {

@@ -156,10 +156,98 @@ TEST_P(CudaAttentionTest, ManyParts) {
   Scenario scenario(WithCache(shape));
   RoundData(scenario, dtype());
   CudaBackend::Options options = OptionsFor(shape);
+  options.sizes.min_split_keys = 64;
   options.sizes.max_splits = 64;
   options.prefill = GetParam().prefill;
   const HostFacedCuda backend(options, dtype(), false);
   EXPECT_LT(RelativeError(scenario.RunStep(backend), scenario.Expected()), Tolerance());
+}
+
+// Pages of any number of rows, of which a box of the copies holds a divisor of 16; heads of one to
+// four panels, the last of them cut; parts that begin and end anywhere in a page.
+TEST_P(CudaAttentionTest, DecodeFromPagesOfAnySize) {
+  uint32_t seed = 500;
+  for (const int64_t block_size : {1, 2, 3, 8, 12, 16, 40, 48, 64, 256}) {
+    for (const int64_t head_dim : {64, 80, 128, 192, 256}) {
+      ScenarioShape shape = {.requests = {},
+                             .group_sizes = {++seed % 2 == 0 ? 7 : 16, 1},
+                             .head_dim = head_dim,
+                             .block_size = block_size,
+                             .sliding_window = seed % 3 == 0 ? 37 : 0,
+                             .seed = seed};
+      for (const int64_t seq_len : {1, 15, 16, 17, 63, 64, 65, 130, 500}) {
+        shape.requests.push_back({.query_len = 1, .seq_len = seq_len});
+      }
+      ExpectDense(shape);
+    }
+  }
+}
+
+// Whether a block does all parts of a row, some or one is no matter: it depends on how many blocks
+// there are.
+TEST_P(CudaAttentionTest, RunsDoNotChangeBits) {
+  uint32_t seed = 700;
+  for (const int64_t window : {0, 777}) {
+    for (const int64_t head_dim : {64, 128}) {
+      ScenarioShape shape = {.requests = {},
+                             .group_sizes = {7, ++seed % 2 == 0 ? 3 : 12},
+                             .head_dim = head_dim,
+                             .block_size = seed % 3 == 0 ? 24 : 16,
+                             .sliding_window = window,
+                             .padding_rows = 1,
+                             .seed = seed};
+      for (const int64_t seq_len :
+           {1, 1025, 64, 65, 2049, 383, 384, 385, 700, 16, 1024, 1100, 5000, 300}) {
+        shape.requests.push_back({.query_len = 1, .seq_len = seq_len});
+      }
+      Scenario scenario(WithCache(shape));
+      RoundData(scenario, dtype());
+      std::vector<float> first;
+      for (const int64_t multiprocessors : {1, 3, 7, 12, 20, 132}) {
+        CudaBackend::Options options = OptionsFor(shape);
+        options.sizes.multiprocessors = multiprocessors;
+        options.prefill = GetParam().prefill;
+        const HostFacedCuda backend(options, dtype(), false);
+        const std::vector<float> out = scenario.RunStep(backend);
+        if (first.empty()) {
+          first = out;
+          EXPECT_LT(RelativeError(out, scenario.Expected()), Tolerance()) << Describe(shape);
+        }
+        EXPECT_TRUE(SameBits(out, first)) << Describe(shape) << " of " << multiprocessors;
+      }
+    }
+  }
+}
+
+// So many parts that one block has several of a request, or all of them. Alone each is a block's.
+TEST_P(CudaAttentionTest, ManyRequestsEqualEachAloneBitForBit) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const int64_t requests : {12, 40}) {
+      ScenarioShape shape = {.requests = {},
+                             .group_sizes = {7, 3},
+                             .head_dim = head_dim,
+                             .padding_rows = 1,
+                             .seed = static_cast<uint32_t>(head_dim + requests)};
+      for (int64_t i = 0; i < requests; ++i) {
+        shape.requests.push_back({.query_len = 1, .seq_len = 1 + i * 7919 % (i % 2 ? 2000 : 300)});
+      }
+      Scenario scenario(WithCache(shape));
+      RoundData(scenario, dtype());
+      CudaBackend::Options options = OptionsFor(shape);
+      options.sizes.min_split_keys = 64;
+      options.prefill = GetParam().prefill;
+      const HostFacedCuda backend(options, dtype(), false);
+      const std::vector<float> batch = scenario.RunStep(backend);
+      EXPECT_LT(RelativeError(batch, scenario.Expected()), Tolerance()) << Describe(shape);
+      std::vector<float> alone;
+      for (int64_t i = 0; i < requests; ++i) {
+        const std::vector<float> part = scenario.RunChunk(backend, i, 1, shape.requests[i].seq_len);
+        alone.insert(alone.end(), part.begin(), part.end());
+      }
+      alone.resize(batch.size(), 0.0f);
+      EXPECT_TRUE(SameBits(batch, alone)) << Describe(shape);
+    }
+  }
 }
 
 TEST_P(CudaAttentionTest, LongPrefill) {

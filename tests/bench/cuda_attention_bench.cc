@@ -7,8 +7,12 @@
 // layers' caches, so that together they exceed the L2 cache, as in a model, and at least 28. Random
 // data: zeros would run faster.
 //
-//   cuda_attention_bench [decode | prefill | splits | chain | fp8]...   all by default; a line a
-//   case
+//   cuda_attention_bench [decode | prefill | splits | chain | fp8 |
+//   B,ctx,part,pdl,cache[,Hq,Hkv,D]]...
+//
+// All but the last by default; a line a case. The last is one decode step: B requests of ctx
+// tokens, in parts of about `part` keys, with programmatic launches (1) or not (0), cache bf16
+// or fp8.
 //
 // prefill: by the products that are the default here, and by mma.sync.
 // fp8: decode and prefill over an fp8 cache and over one of bfloat16.
@@ -245,10 +249,24 @@ void Prefill(Heads heads, int64_t requests, int64_t query_len, int64_t seq_len, 
   }
 }
 
+// "32,1024,512,1,fp8" or "32,1024,512,1,fp8,28,4,128"; false for anything else.
+bool DecodeAsWritten(const std::string& text, CudaStream stream) {
+  long requests = 0, seq_len = 0, part = 0, programmatic = 0, query = 28, kv = 4, dim = 128;
+  char cache[5] = "";
+  const int read = std::sscanf(text.c_str(), "%ld,%ld,%ld,%ld,%4[a-z0-9],%ld,%ld,%ld", &requests,
+                               &seq_len, &part, &programmatic, cache, &query, &kv, &dim);
+  if (read != 5 && read != 8) return false;
+  Decode({.query = query, .kv = kv, .dim = dim}, requests, seq_len,
+         {.min_split_keys = part, .programmatic_launch = programmatic != 0}, stream,
+         std::string(cache) == "fp8" ? DType::kF8E4M3 : DType::kBF16);
+  return true;
+}
+
 void Run(const std::vector<std::string>& what) {
   CudaDeviceInfo device = Must(SelectCudaDevice(0));
   std::printf("%s\n", device.name.c_str());
   const OwnedCudaStream stream = Must(OwnedCudaStream::Create());
+  for (const std::string& text : what) DecodeAsWritten(text, stream.get());
   const auto wanted = [&](const char* name) {
     return what.empty() || std::find(what.begin(), what.end(), name) != what.end();
   };
