@@ -2,9 +2,11 @@
 // cuda_row_step.h): what one block does. 480 threads, some of the request's keys for one KV head.
 //
 // The visible keys are cut into at most kMaxRowSplits parts of whole tiles of 48, by their number
-// and the size of the grid alone. A part's result is not divided by its sum of weights; the block
-// that ends a KV head's last part merges them. Products are made on tensor cores: the queries of a
-// KV head are rows 0 to G - 1 of 16, and what the other rows hold goes nowhere.
+// and the size of the grid alone. A part's result is not divided by its sum of weights; it is
+// handed over in words that say which exchange they are of, and each of a KV head's blocks merges
+// some of the columns of all its parts, without a counter or a fence between. Products are made on
+// tensor cores: the queries of a KV head are rows 0 to G - 1 of 16, and what the other rows hold
+// goes nowhere.
 #pragma once
 
 #include "attention/cuda_row_tile.cuh"
@@ -105,6 +107,7 @@ __device__ __forceinline__ void AddRowValues(int head_dim, const RowAttentionMem
 template <typename T>
 __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const RowPosition& now,
                                               const RowAttentionLayer& layer, const RowItem& item,
+                                              const RowExchange& exchange,
                                               const RowAttentionMemory<T>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const RowLayout layout = memory.layout;
@@ -141,8 +144,7 @@ __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const
     LoadRowTile<false, true>(p, now, nullptr, layer.values, item, next, memory);
   }
   if (warp < group && lane == 0) {
-    float* stats = p.stats + ((first + warp) * kMaxRowSplits + item.split) * 2;
-    *reinterpret_cast<float2*>(stats) = make_float2(largest, sum);
+    StoreRowFloats(p.stats + (first + warp) * kMaxRowSplits + item.split, largest, sum, exchange);
   }
 #pragma unroll
   for (int turn = 0; turn < kRowColumnTurns; ++turn) {
@@ -151,93 +153,74 @@ __device__ __forceinline__ void AttendRowItem(const RowAttentionParams& p, const
       const int head = lane / 4 + i / 2 * 8;
       const int dim = (warp + turn * kRowWarps) * 16 + i % 2 * 8 + lane % 4 * 2;
       if (head >= group || dim >= p.head_dim) continue;
-      float* const to =
-          p.partials + (int64_t{first + head} * kMaxRowSplits + item.split) * p.head_dim + dim;
-      *reinterpret_cast<float2*>(to) =
-          make_float2(acc[turn][i % 2][i / 2 * 2], acc[turn][i % 2][i / 2 * 2 + 1]);
+      StoreRowFloats(
+          p.partials + ((first + head) * kMaxRowSplits + item.split) * (p.head_dim / 2) + dim / 2,
+          acc[turn][i % 2][i / 2 * 2], acc[turn][i % 2][i / 2 * 2 + 1], exchange);
     }
   }
 }
 
-// Behind a part's result: whether the KV head's other parts have theirs, too. The same to all
-// threads, which see all results then.
+// This part's share of the result of its KV head's query heads, pairs of columns, of all parts;
+// they are added in ascending order. The values to be added meet where the keys were, [pairs,
+// parts].
 template <typename T>
-__device__ __forceinline__ bool IsLastRowPart(const RowAttentionParams& p, const RowItem& item,
-                                              int num_splits, const RowAttentionMemory<T>& memory) {
-  RowThreadsMeet();
-  if (threadIdx.x == 0) {
-    uint32_t before;  // counts up to num_splits - 1, then begins anew
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(p.parts_done + item.kv_head), "r"(num_splits - 1)
-                 : "memory");
-    *memory.flag = before;
-  }
-  RowThreadsMeet();
-  return *memory.flag == static_cast<uint32_t>(num_splits - 1);
-}
-
-// The result of a KV head's query heads, of all its parts.
-template <typename T>
-__device__ __forceinline__ void MergeRowParts(const RowAttentionParams& p, int kv_head,
+__device__ __forceinline__ void MergeRowParts(const RowAttentionParams& p, const RowItem& item,
                                               int num_splits, const RowExchange& exchange,
                                               const RowAttentionMemory<T>& memory) {
-  constexpr int kBatch = 8;  // parts on their way together
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first = p.first_head[kv_head];
-  const int group = p.first_head[kv_head + 1] - first;
-  const int vectors = p.head_dim / 4;
-  const auto load = [&](int at, int split, float4& part) {
-    const float* from = p.partials +
-                        (int64_t{first + at / vectors} * kMaxRowSplits + split) * p.head_dim +
-                        at % vectors * 4;
-    if (split < num_splits) part = __ldcg(reinterpret_cast<const float4*>(from));
+  const int first = p.first_head[item.kv_head];
+  const int group = p.first_head[item.kv_head + 1] - first;
+  const int head_pairs = p.head_dim / 2;
+  const int begin = group * head_pairs * item.split / num_splits;
+  const int count = group * head_pairs * (item.split + 1) / num_splits - begin;
+  const auto part = [&](int at) {
+    const int pair = begin + at / num_splits, split = at % num_splits;
+    return p.partials + ((first + pair / head_pairs) * kMaxRowSplits + split) * head_pairs +
+           pair % head_pairs;
   };
-  float4 parts[kBatch];
-  const int begin = static_cast<int>(threadIdx.x);
-#pragma unroll
-  for (int s = 0; s < kBatch; ++s) {
-    if (begin < group * vectors) load(begin, s, parts[s]);
-  }
+  // The first values are on their way while the factors are made.
+  RowFloats values;
+  int at = static_cast<int>(threadIdx.x);
+  if (at < count * num_splits) values.Load(part(at));
+
   float* const factors = memory.logits;  // [G, kMaxRowSplits]
   if (warp < group) {
-    float2 stat = {-INFINITY, 0};
-    if (lane < num_splits) {
-      stat =
-          __ldcg(reinterpret_cast<const float2*>(p.stats) + (first + warp) * kMaxRowSplits + lane);
-    }
-    float top = stat.x;
+    const RowFloats* const from = p.stats + (first + warp) * kMaxRowSplits + lane;
+    RowFloats stat;
+    if (lane < num_splits) stat.Load(from);
+    stat.Wait(from, lane < num_splits, exchange);
+    const float2 pair = lane < num_splits ? stat.Values() : float2{-INFINITY, 0};
+    float top = pair.x;
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
-    const float factor = Exp2(stat.x - (top == -INFINITY ? 0.0f : top));
-    float total = stat.y * factor;
+    const float factor = Exp2(pair.x - (top == -INFINITY ? 0.0f : top));
+    float total = pair.y * factor;
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(~0u, total, lanes);
     factors[warp * kMaxRowSplits + lane] = total > 0 ? factor / total : 0.0f;
   }
+  auto* const met = reinterpret_cast<float2*>(memory.keys);
+#pragma unroll 1
+  for (; at - lane < count * num_splits; at += kRowThreads) {
+    const bool wanted = at < count * num_splits;
+    const RowFloats* const from = part(wanted ? at : 0);
+    if (at != static_cast<int>(threadIdx.x) && wanted) values.Load(from);
+    values.Wait(from, wanted, exchange);
+    if (wanted) met[at] = values.Values();
+  }
   RowThreadsMeet();
-  for (int at = begin; at < group * vectors; at += kRowThreads) {
-    const float* const factor = factors + at / vectors * kMaxRowSplits;
-    float4 sum = {};
-    for (int split = 0; split < num_splits; split += kBatch) {
-      if (at != begin || split != 0) {
-#pragma unroll
-        for (int s = 0; s < kBatch; ++s) load(at, split + s, parts[s]);
-      }
-#pragma unroll
-      for (int s = 0; s < kBatch; ++s) {
-        if (split + s >= num_splits) break;
-        sum.x = fmaf(parts[s].x, factor[split + s], sum.x);
-        sum.y = fmaf(parts[s].y, factor[split + s], sum.y);
-        sum.z = fmaf(parts[s].z, factor[split + s], sum.z);
-        sum.w = fmaf(parts[s].w, factor[split + s], sum.w);
-      }
+  for (int i = threadIdx.x; i < count; i += kRowThreads) {
+    const int pair = begin + i;
+    const float* const factor = factors + pair / head_pairs * kMaxRowSplits;
+    float2 sum = {};
+    for (int split = 0; split < num_splits; ++split) {
+      const float2 value = met[i * num_splits + split];
+      sum.x = fmaf(value.x, factor[split], sum.x);
+      sum.y = fmaf(value.y, factor[split], sum.y);
     }
-    uint32_t* const to = p.attended + first * p.head_dim + at * 4;
+    uint32_t* const to = p.attended + first * p.head_dim + pair * 2;
     StoreRowWord(to, FromFloat<T>(sum.x), exchange);
     StoreRowWord(to + 1, FromFloat<T>(sum.y), exchange);
-    StoreRowWord(to + 2, FromFloat<T>(sum.z), exchange);
-    StoreRowWord(to + 3, FromFloat<T>(sum.w), exchange);
   }
 }
 

@@ -25,11 +25,10 @@ inline constexpr int kMaxRowKvHeads = 128;
 
 // Of all layers. Device memory.
 struct RowAttentionParams {
-  const uint32_t* qkv;   // words [(Hq + 2 * Hkv) * D]
-  uint32_t* attended;    // words [Hq * D]
-  float* partials;       // [Hq, kMaxRowSplits, D]
-  float* stats;          // [Hq, kMaxRowSplits, 2]: largest logit (log2), sum of weights
-  uint32_t* parts_done;  // [Hkv] zeros between layers
+  const uint32_t* qkv;  // words [(Hq + 2 * Hkv) * D]
+  uint32_t* attended;   // words [Hq * D]
+  RowFloats* partials;  // [Hq, kMaxRowSplits, D / 2]
+  RowFloats* stats;     // [Hq, kMaxRowSplits]: largest logit (log2), sum of weights
   int32_t num_query_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -131,14 +130,13 @@ struct RowAttentionMemory {
   static constexpr int kWeightStride = kRowTileKeys + 8;  // an odd number of 16 bytes
 
   RowLayout layout;
-  T* keys;         // [48, D]
-  T* values;       // [48, D]
-  T* new_rows;     // [2, D] the new key and value, if they belong to a later tile than the first
-  T* query;        // [16, D]
-  T* weights;      // [16, kWeightStride]
-  float* logits;   // [G, kLogitStride]
-  float* shrink;   // [16] what earlier tiles' results are multiplied by
-  uint32_t* flag;  // [1]
+  T* keys;        // [48, D]
+  T* values;      // [48, D]
+  T* new_rows;    // [2, D] the new key and value, if they belong to a later tile than the first
+  T* query;       // [16, D]
+  T* weights;     // [16, kWeightStride]
+  float* logits;  // [G, kLogitStride]
+  float* shrink;  // [16] what earlier tiles' results are multiplied by
 
   __device__ RowAttentionMemory(char* tile, char* scratch, int group, int head_dim)
       : layout(head_dim) {
@@ -150,7 +148,6 @@ struct RowAttentionMemory {
     weights = query + kRowHeads * row;
     logits = reinterpret_cast<float*>(weights + kRowHeads * kWeightStride);
     shrink = logits + group * kLogitStride;
-    flag = reinterpret_cast<uint32_t*>(shrink + kRowHeads);
   }
   // See the function of this name.
   __device__ __forceinline__ RowAttentionMemory AsShared() const {
@@ -162,7 +159,6 @@ struct RowAttentionMemory {
     memory.weights = lockstep::AsShared(weights);
     memory.logits = lockstep::AsShared(logits);
     memory.shrink = lockstep::AsShared(shrink);
-    memory.flag = lockstep::AsShared(flag);
     return memory;
   }
   __host__ __device__ static constexpr int64_t TileBytes(int64_t head_dim) {
@@ -171,7 +167,7 @@ struct RowAttentionMemory {
   }
   __host__ __device__ static constexpr int64_t ScratchBytes(int64_t group, int64_t head_dim) {
     const int64_t row_bytes = TileBytes(head_dim) / (2 * kRowTileKeys + 2);
-    return kRowHeads * (row_bytes + kWeightStride * 2 + 4) + group * kLogitStride * 4 + 16;
+    return kRowHeads * (row_bytes + kWeightStride * 2 + 4) + group * kLogitStride * 4;
   }
 };
 

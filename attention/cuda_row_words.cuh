@@ -20,15 +20,18 @@
 namespace lockstep {
 
 struct RowExchange {
-  uint32_t tag;              // the exchange's number, in the upper half
+  uint32_t number;
   uint32_t wanted;           // value of `arrivals` at which it is time to look
   const uint32_t* arrivals;  // of this GPU; grows, and wraps around
   const uint32_t* abort;     // not 0: wait no more, with wrong results; null: never
+
+  // What stands beside a value of 16 bits.
+  __device__ __forceinline__ uint32_t tag() const { return number << 16; }
 };
 
 template <typename T>
 __device__ __forceinline__ uint32_t RowWord(T value, const RowExchange& exchange) {
-  return exchange.tag | *reinterpret_cast<const uint16_t*>(&value);
+  return exchange.tag() | *reinterpret_cast<const uint16_t*>(&value);
 }
 template <typename T>
 __device__ __forceinline__ T RowValue(uint32_t word) {
@@ -36,7 +39,7 @@ __device__ __forceinline__ T RowValue(uint32_t word) {
   return *reinterpret_cast<const T*>(&bits);
 }
 __device__ __forceinline__ bool IsOf(const RowExchange& exchange, uint32_t word) {
-  return (word ^ exchange.tag) < 0x10000;
+  return (word ^ exchange.tag()) < 0x10000;
 }
 
 template <typename T>
@@ -111,7 +114,7 @@ struct RowWords {
                  : "memory");
   }
   __device__ __forceinline__ bool AreOf(const RowExchange& exchange) const {
-    const uint32_t tag = exchange.tag;
+    const uint32_t tag = exchange.tag();
     return ((low.x ^ tag) | (low.y ^ tag) | (low.z ^ tag) | (low.w ^ tag) | (high.x ^ tag) |
             (high.y ^ tag) | (high.z ^ tag) | (high.w ^ tag)) < 0x10000;
   }
@@ -127,5 +130,39 @@ struct RowWords {
             __byte_perm(high.x, high.y, 0x5410), __byte_perm(high.z, high.w, 0x5410)};
   }
 };
+
+// Two values of 32 bits, each beside the whole number of the exchange: words that are not written
+// each time keep theirs, and 16 bits of it would come again. Stored and loaded by 16 bytes; either
+// half may come first.
+struct RowFloats {
+  uint4 words;
+
+  __device__ __forceinline__ void Load(const RowFloats* from) {
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ bool AreOf(const RowExchange& exchange) const {
+    return words.y == exchange.number && words.w == exchange.number;
+  }
+  // The whole warp, behind Load: where `wanted`, until they have come.
+  __device__ __forceinline__ void Wait(const RowFloats* from, bool wanted,
+                                       const RowExchange& exchange) {
+    WarpWaits(
+        exchange, [&] { return !wanted || AreOf(exchange); }, [&] { Load(from); });
+  }
+  __device__ __forceinline__ float2 Values() const {
+    return {__uint_as_float(words.x), __uint_as_float(words.z)};
+  }
+};
+
+__device__ __forceinline__ void StoreRowFloats(RowFloats* to, float x, float y,
+                                               const RowExchange& exchange) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(__float_as_uint(x)), "r"(exchange.number), "r"(__float_as_uint(y)),
+               "r"(exchange.number)
+               : "memory");
+}
 
 }  // namespace lockstep

@@ -200,9 +200,10 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
   const int64_t qkv = place(int64_t{args.products[kQkv].outputs} * 4);
   const int64_t attended = place(int64_t{args.products[kO].k} * 4);
   const int64_t activated = place(int64_t{args.products[kGateUp].outputs} * 2);
-  const int64_t partials = place(int64_t{p.num_query_heads} * kMaxRowSplits * p.head_dim * 4);
-  const int64_t stats = place(int64_t{p.num_query_heads} * kMaxRowSplits * 2 * 4);
-  const int64_t parts_done = place(int64_t{p.num_kv_heads} * 4);
+  const int64_t parts = int64_t{p.num_query_heads} * kMaxRowSplits;
+  const int64_t partials =
+      place(parts * (p.head_dim / 2) * static_cast<int64_t>(sizeof(RowFloats)));
+  const int64_t stats = place(parts * static_cast<int64_t>(sizeof(RowFloats)));
   const int64_t arrivals = place(4);
   const int64_t progress = place(int64_t{plan->grid} * 2 * 4);
   const int64_t sums = place(peers == nullptr ? RowSumBytes(model.hidden_size, 1) : 0);
@@ -215,9 +216,8 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
   args.activated = at + activated;
   args.attention.qkv = args.qkv;
   args.attention.attended = words(attended);
-  args.attention.partials = reinterpret_cast<float*>(at + partials);
-  args.attention.stats = reinterpret_cast<float*>(at + stats);
-  args.attention.parts_done = words(parts_done);
+  args.attention.partials = reinterpret_cast<RowFloats*>(at + partials);
+  args.attention.stats = reinterpret_cast<RowFloats*>(at + stats);
   args.arrivals = words(arrivals);
   args.progress = words(progress);
   args.num_ranks = 1;

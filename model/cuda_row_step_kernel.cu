@@ -1,7 +1,7 @@
 // The kernel: phases of a layer, and what the blocks hand to each other between them.
 //
 //   qkv      x = norm(residual stream += down of the layer before)   to the blocks that attend
-//   attend   parts of the keys; who ends the last part merges        to all blocks
+//   attend   parts of the keys; then columns of all parts            to all blocks
 //   o        x = attention's result                                  to all blocks of all ranks
 //   gate_up  x = norm(residual stream += o)                          to all blocks
 //   down     x = SwiGLU                                              to all blocks of all ranks
@@ -38,7 +38,7 @@ struct RowAttention {
 template <typename T>
 struct Consumers {
   __device__ __forceinline__ RowExchange Exchange() const {
-    return {number << 16, arrivals, args.arrivals, args.abort};
+    return {number, arrivals, args.arrivals, args.abort};
   }
   // All threads, which have given their words and are done with what they share; so many blocks do
   // it.
@@ -225,9 +225,11 @@ __device__ __noinline__ void BeginAttention(const RowAttention<T>* shared,
   LoadFirstRowTile(p, now, layer.keys, layer.values, RowItem(splits, blockIdx.x), memory);
 }
 
+//
+// Returns how many arrivals there will be, of all blocks.
 template <typename T>
-__device__ __noinline__ void Attend(const RowAttention<T>* shared, const RowStepLayer* shared_layer,
-                                    uint32_t* arrivals, RowExchange exchange) {
+__device__ __noinline__ int Attend(const RowAttention<T>* shared, const RowStepLayer* shared_layer,
+                                   uint32_t* arrivals, RowExchange exchange) {
   const RowAttentionParams& p = AsShared(shared)->params;
   const RowPosition& now = AsShared(shared)->position;
   const RowAttentionMemory<T> memory = AsShared(shared)->memory.AsShared();
@@ -243,18 +245,23 @@ __device__ __noinline__ void Attend(const RowAttention<T>* shared, const RowStep
       LoadFirstRowTile(p, now, layer.keys, layer.values, item, memory);
     }
     PrepareRowItem(p, now, cache, item, exchange, memory);
-    AttendRowItem(p, now, cache, item, memory);
-    const bool is_last = IsLastRowPart(p, item, splits.num_splits, memory);
-    if (is_last) MergeRowParts(p, item.kv_head, splits.num_splits, exchange, memory);
+    AttendRowItem(p, now, cache, item, exchange, memory);
     RowThreadsMeet();  // before others use the memory
-    if (is_last && threadIdx.x == 0) AddRowArrival(arrivals);
   }
-  if (num_items > 0) return;
+  // All of this block's parts are there before it waits for those of others.
+#pragma unroll 1
+  for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
+    MergeRowParts(p, RowItem(splits, i), splits.num_splits, exchange, memory);
+    RowThreadsMeet();
+    if (threadIdx.x == 0) AddRowArrival(arrivals);
+  }
+  if (num_items > 0) return num_items;
   for (int h = blockIdx.x; h < p.num_kv_heads; h += gridDim.x) {
     ClearRowHeads<T>(p, h, exchange);
     RowThreadsMeet();
     if (threadIdx.x == 0) AddRowArrival(arrivals);
   }
+  return p.num_kv_heads;
 }
 
 // This rank's part of a sum.
@@ -336,8 +343,7 @@ __device__ __forceinline__ void Consume(const RowStepArgs& args, Consumers<T>& c
     BeginAttention(c.attention, &layer);
     RunQkv<T, kChunks>(c, layer, l);
     RowThreadsMeet();  // before attention uses what the product's parts were in
-    Attend(c.attention, &layer, args.arrivals, c.Exchange());
-    c.arrivals += args.attention.num_kv_heads;
+    c.arrivals += Attend(c.attention, &layer, args.arrivals, c.Exchange());
     RunO<T, kChunks>(c, layer, l);
     c.Arrive(gridDim.x);
     RunGateUp<T, kChunks>(c, layer, l);
