@@ -39,12 +39,19 @@ struct RowProduct {
   int column_warps;
   int row_warps;
   int stage_rows;
+  // What the first blocks of the grid, which attend, have less of than the others, in 16ths of
+  // those's.
+  int lighter_by;
 
-  __device__ int first_output() const {
-    return static_cast<int>(int64_t{outputs} * blockIdx.x / gridDim.x);
+  // The block's share; `attending` blocks have attention, too.
+  __device__ int first_output(int attending) const { return OutputsBefore(blockIdx.x, attending); }
+  __device__ int end_output(int attending) const {
+    return OutputsBefore(blockIdx.x + 1, attending);
   }
-  __device__ int end_output() const {
-    return static_cast<int>(int64_t{outputs} * (blockIdx.x + 1) / gridDim.x);
+  __device__ int OutputsBefore(int block, int attending) const {
+    const int all = static_cast<int>(gridDim.x) * 16 - attending * lighter_by;
+    const int before = block * 16 - min(block, attending) * lighter_by;
+    return static_cast<int>(int64_t{outputs} * before / all);
   }
   __device__ bool whole_rows() const { return chunks <= 2; }
   __device__ int stage_outputs() const { return stage_rows / rows_per_output; }
@@ -98,11 +105,12 @@ struct RowProducer {
 };
 
 // One thread: this block's rows of W.
-__device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, const char* weight) {
+__device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, const char* weight,
+                                   int attending) {
   const int64_t row_bytes = int64_t{p.k} * 2;
   const int64_t up = p.outputs * row_bytes;
-  const int end = p.end_output(), step = p.stage_outputs();
-  for (int output = p.first_output(); output < end; output += step) {
+  const int end = p.end_output(attending), step = p.stage_outputs();
+  for (int output = p.first_output(attending); output < end; output += step) {
     const char* from = weight + output * row_bytes;
     if (p.whole_rows()) {
       const int bytes = min(step, end - output) * static_cast<int>(row_bytes);
@@ -298,17 +306,17 @@ __device__ __forceinline__ void ConsumePair(RowRing& ring, const RowProduct& p,
 // two buffers of [kRowGroup, kRowPartStride].
 template <typename T, int kChunks, typename Bias, typename Finish>
 __device__ __forceinline__ void ConsumeRows(RowRing& block_ring, const RowProduct& p,
-                                            const RowX<T, kChunks>& x, float* parts, Bias bias,
-                                            Finish finish) {
+                                            const RowX<T, kChunks>& x, float* parts, int attending,
+                                            Bias bias, Finish finish) {
   RowRing ring = block_ring;  // in registers
   ring.slots = AsShared(ring.slots);
   parts = AsShared(parts);
   const RowConsumer me(p);
   const int per_output = p.rows_per_output, stage_outputs = p.stage_outputs();
   const int group_outputs = kRowGroup / p.stage_rows * stage_outputs;
-  const int end = p.end_output(), i = static_cast<int>(threadIdx.x);
+  const int end = p.end_output(attending), i = static_cast<int>(threadIdx.x);
   int group = 0;
-  for (int output = p.first_output(); output < end; output += group_outputs, ++group) {
+  for (int output = p.first_output(attending); output < end; output += group_outputs, ++group) {
     float* const buffer = parts + group % 2 * kRowGroup * kRowPartStride;
     const int count = min(group_outputs, end - output);
     float2 added = {};

@@ -43,6 +43,7 @@ struct alignas(16) RowStepLayer {
   void* keys = nullptr;             // of the layer's cache
   void* values = nullptr;
   int32_t sliding_window = 0;  // 0: none
+  int32_t attending = 0;       // the kernel's own: blocks that attend in this step
 };
 
 // What all layers share. Sizes of one rank.

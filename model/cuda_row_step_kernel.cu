@@ -204,7 +204,7 @@ __device__ __forceinline__ void RunQkv(Consumers<T>& c, const RowStepLayer& laye
   uint32_t* const to = c.args.qkv;
   const void* const bias = layer.qkv_bias;
   ConsumeRows(
-      c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
+      c.ring, p, x, c.parts, layer.attending, [&](int output) { return RowBias<T>(bias, output); },
       [&](int output, float sum, float) { StoreRowWord(to + output, Narrow<T>(sum), exchange); });
 }
 
@@ -267,10 +267,11 @@ __device__ __noinline__ int Attend(const RowAttention<T>* shared, const RowStepL
 // This rank's part of a sum.
 template <typename T, int kChunks>
 __device__ __forceinline__ void RunRowParallel(Consumers<T>& c, const RowProduct& p,
-                                               RowX<T, kChunks>& x, const void* bias, RowSum sum) {
+                                               RowX<T, kChunks>& x, const void* bias, RowSum sum,
+                                               int attending) {
   const RowExchange exchange = c.Exchange();
   ConsumeRows(
-      c.ring, p, x, c.parts, [&](int output) { return RowBias<T>(bias, output); },
+      c.ring, p, x, c.parts, attending, [&](int output) { return RowBias<T>(bias, output); },
       [&](int output, float value, float) {
         GiveToSum(c.args, sum, output, Narrow<T>(value), exchange);
       });
@@ -281,7 +282,7 @@ __device__ __forceinline__ void RunO(Consumers<T>& c, const RowStepLayer& layer,
   const RowProduct& p = c.args.products[kO];
   RowX<T, kChunks> x;
   LoadAttended(c, p, x);
-  RunRowParallel(c, p, x, layer.o_bias, kOSum);
+  RunRowParallel(c, p, x, layer.o_bias, kOSum, layer.attending);
 }
 
 template <typename T, int kChunks>
@@ -292,7 +293,7 @@ __device__ __forceinline__ void RunGateUp(Consumers<T>& c, const RowStepLayer& l
   T* const to = static_cast<T*>(c.args.activated);
   const void* const bias = layer.gate_up_bias;
   ConsumeRows(
-      c.ring, p, x, c.parts,
+      c.ring, p, x, c.parts, 0,
       [&](int output) {
         return float2{RowBias<T>(bias, output).x, RowBias<T>(bias, output + p.outputs).x};
       },
@@ -306,7 +307,7 @@ __device__ __forceinline__ void RunDown(Consumers<T>& c, const RowStepLayer& lay
   const RowProduct& p = c.args.products[kDown];
   RowX<T, kChunks> x;
   LoadActivated(c, p, x);
-  RunRowParallel(c, p, x, layer.down_bias, kDownSum);
+  RunRowParallel(c, p, x, layer.down_bias, kDownSum, 0);
 }
 
 template <typename T, int kChunks>
@@ -316,7 +317,7 @@ __device__ __forceinline__ void RunHead(Consumers<T>& c) {
   LoadNormed(c, p, c.args.final_norm, kDownSum, x);
   float* const to = c.args.logits;
   ConsumeRows(
-      c.ring, p, x, c.parts, [](int) { return float2{}; },
+      c.ring, p, x, c.parts, 0, [](int) { return float2{}; },
       [&](int output, float sum, float) { to[output] = sum; });
 }
 
@@ -362,12 +363,13 @@ __device__ void Produce(const RowStepArgs& args, const RowStepLayer* layers, con
 #pragma unroll 1
   for (int l = 0; l < args.num_layers; ++l) {
     const RowStepLayer& layer = layers[l];
-    ProduceRows(producer, args.products[kQkv], static_cast<const char*>(layer.qkv));
-    ProduceRows(producer, args.products[kO], static_cast<const char*>(layer.o));
-    ProduceRows(producer, args.products[kGateUp], static_cast<const char*>(layer.gate_up));
-    ProduceRows(producer, args.products[kDown], static_cast<const char*>(layer.down));
+    ProduceRows(producer, args.products[kQkv], static_cast<const char*>(layer.qkv),
+                layer.attending);
+    ProduceRows(producer, args.products[kO], static_cast<const char*>(layer.o), layer.attending);
+    ProduceRows(producer, args.products[kGateUp], static_cast<const char*>(layer.gate_up), 0);
+    ProduceRows(producer, args.products[kDown], static_cast<const char*>(layer.down), 0);
   }
-  ProduceRows(producer, args.products[kHead], args.head);
+  ProduceRows(producer, args.products[kHead], args.head, 0);
 }
 
 // Shared memory: slots, layers, parts of the products' sums or what attention has in their place,
@@ -408,6 +410,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       InitBarrier(empty + slot, kRowWarps);
     }
     PublishBarriers();
+  }
+  __syncthreads();
+  for (int l = threadIdx.x; l < args.num_layers; l += kThreads) {
+    const RowSplits splits(p, attention.position, layers[l].sliding_window, gridDim.x);
+    layers[l].attending = min(splits.num_splits * p.num_kv_heads, static_cast<int>(gridDim.x));
   }
   __syncthreads();
   const RowRing ring{shared, full, empty, args.num_slots};
