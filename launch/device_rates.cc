@@ -31,8 +31,8 @@ DeviceRates H200() {
           .memory_bytes = 143771.0 * (1 << 20),
           .weight_bytes_per_second = 4.0e12,
           .kv_bytes_per_second = 3.2e12,
-          .product_flops = 640e12,
-          .attention_flops = 330e12,
+          .product_flops = 660e12,
+          .attention_flops = 560e12,
           .sum_seconds = 5e-6,
           .link_bytes_per_second = 400e9,
           .step_seconds = 150e-6};

@@ -211,8 +211,10 @@ def run_rank_cell(fault, rank, phase, folder):
     try:
         start = time.monotonic()
         os.kill(job.ranks[rank], FAULTS[fault])
-        if fault == "exception" and phase == "idle":  # an idle rank allocates nothing
-            client = Client(port, [3, 4], 100, str(folder / "model"))
+        # An idle rank allocates nothing, nor does a decode step on a GPU.
+        if fault == "exception" and (phase == "idle" or (CUDA and phase == "decode")):
+            another = Client(port, list(range(3, 300)), 100, str(folder / "model"))
+            client = client or another
         limit = LIMIT + (WATCHDOG if fault in ("SIGSTOP", "hang") else 0)
         seconds, status = job.end(start, limit)
         lines = [line for line in job.log().splitlines() if line.startswith("lockstep error:")]
