@@ -186,7 +186,7 @@ absl::StatusOr<RowStep> RowStep::Create(const RowStepModel& model, const PeerWin
     plan->grid = std::min(plan->grid, args.products[kind].outputs);
   }
   // The products before and behind attention wait for the blocks that attend. 6 is the best that
-  // was measured for 44 of 132 (6 leaves 3.67 ms of 3.72 at context 512). Not where a lighter share
+  // was measured for 44 of 132 (3.72 ms become 3.67 at context 512). Not where a lighter share
   // might be none.
   for (const RowProductKind kind : {kQkv, kO}) {
     RowProduct& product = args.products[kind];
