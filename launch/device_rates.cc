@@ -54,13 +54,22 @@ absl::StatusOr<DeviceRates> ReadDeviceRates(const std::string& name_or_file) {
   JsonFields fields(json, name_or_file);
   DeviceRates rates;
   rates.name = fields.String("name").value_or(name_or_file);
-  for (const Field& field : kFields) rates.*field.member = fields.RequiredDouble(field.key, 0);
+  // Far beyond any device, near enough for what is computed of them to stay a number.
+  constexpr double kMost = 1e21;
+  for (const Field& field : kFields) {
+    rates.*field.member = fields.RequiredDouble(field.key, 0, kMost);
+  }
   for (const Field& field : kFields) {
     const bool divides =
         field.member != &DeviceRates::sum_seconds && field.member != &DeviceRates::step_seconds;
-    if (fields.status().ok() && divides && !(rates.*field.member > 0)) {
-      fields.Fail(std::string(field.key) + " must be above 0");
+    if (fields.status().ok() && divides && !(rates.*field.member >= 1)) {
+      fields.Fail(std::string(field.key) + " must be 1 or more");
     }
+  }
+  if (rates.name.empty() || std::any_of(rates.name.begin(), rates.name.end(), [](char c) {
+        return static_cast<unsigned char>(c) < 0x20;
+      })) {
+    fields.Fail("name must be a text without control characters");
   }
   for (const auto& [key, value] : json.items()) {
     const bool known =

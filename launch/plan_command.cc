@@ -138,11 +138,22 @@ absl::StatusOr<ModelPlan> OpenAndPlan(const PlanOptions& options) {
 absl::StatusOr<std::string> PredictedText(const PlanOptions& options) {
   LOCKSTEP_ASSIGN_OR_RETURN(const ModelConfig config, OpenModelConfig(options.model));
   LOCKSTEP_ASSIGN_OR_RETURN(const DeviceRates rates, ReadDeviceRates(options.predict.device));
-  const DType dtype = ResolveDType(config, options);
+  const DType dtype = options.dtype.value_or(config.dtype);
+  if (dtype == DType::kF32) {
+    return absl::InvalidArgumentError(
+        options.model + ": a GPU's rates are those of 16-bit weights: add --dtype bfloat16");
+  }
+  PredictOptions predict = options.predict;
+  predict.block_size = options.block_size;
+  if (std::max(predict.context, predict.prompt) > config.max_position_embeddings) {
+    LogWarning(absl::StrFormat(
+        "the model was made for %d positions: --context %d or --prompt-len %d goes beyond",
+        config.max_position_embeddings, predict.context, predict.prompt));
+  }
   const std::vector<Prediction> predictions =
-      Predict(config, dtype, options.kv_cache_dtype.value_or(dtype), options.predict, rates);
-  return options.json ? PredictionJson(predictions, options.predict, rates)
-                      : PredictionText(predictions, config, options.predict, rates);
+      Predict(config, dtype, options.kv_cache_dtype.value_or(dtype), predict, rates);
+  return options.json ? PredictionJson(predictions, predict, rates)
+                      : PredictionText(predictions, config, predict, rates);
 }
 
 }  // namespace

@@ -26,19 +26,34 @@ StepPrediction PredictSlowest(const ModelConfig& config, const std::vector<RankP
 
 std::string Milliseconds(double seconds) { return absl::StrFormat("%.2f", seconds * 1e3); }
 
-std::string SpeedUp(const StepPrediction& one, const StepPrediction& base) {
-  return absl::StrFormat("%.2f", base.total() / one.total());
+OrderedJson StepJson(const std::optional<StepPrediction>& step, int64_t tokens) {
+  if (!step) return nullptr;
+  OrderedJson json;
+  json["seconds"] = step->total();
+  json["tokens_per_second"] = static_cast<double>(tokens) / step->total();
+  json["products_seconds"] = step->products;
+  json["attention_seconds"] = step->attention;
+  json["sums_seconds"] = step->sums;
+  json["rest_seconds"] = step->rest;
+  return json;
 }
 
-OrderedJson StepJson(const StepPrediction& step, int64_t tokens) {
-  OrderedJson json;
-  json["seconds"] = step.total();
-  json["tokens_per_second"] = static_cast<double>(tokens) / step.total();
-  json["products_seconds"] = step.products;
-  json["attention_seconds"] = step.attention;
-  json["sums_seconds"] = step.sums;
-  json["rest_seconds"] = step.rest;
-  return json;
+using Step = std::optional<StepPrediction> Prediction::*;
+
+// Three cells: milliseconds, tokens a second, and how many times as fast as on the fewest GPUs on
+// which the step fits.
+void AddCells(const std::vector<Prediction>& all, const Prediction& one, Step step, int64_t tokens,
+              std::vector<std::string>& row) {
+  if (!(one.*step).has_value()) {
+    row.insert(row.end(), 3, "-");
+    return;
+  }
+  const auto base = std::find_if(all.begin(), all.end(),
+                                 [step](const Prediction& p) { return (p.*step).has_value(); });
+  const double seconds = (one.*step)->total();
+  row.push_back(Milliseconds(seconds));
+  row.push_back(absl::StrFormat("%.0f", static_cast<double>(tokens) / seconds));
+  row.push_back(absl::StrFormat("%.2f", ((*base).*step)->total() / seconds));
 }
 
 }  // namespace
@@ -70,12 +85,19 @@ std::vector<Prediction> Predict(const ModelConfig& config, DType dtype, DType kv
       const int64_t weights = WeightBytes(config, part, rank, dtype);
       const double free =
           rates.memory_bytes * options.memory_utilization - static_cast<double>(weights);
-      const double tokens =
-          std::floor(free / static_cast<double>(KvBytesPerToken(config, part, kv_dtype)));
+      const double block_bytes =
+          static_cast<double>(KvBytesPerToken(config, part, kv_dtype) * options.block_size);
+      const double blocks = std::max(0.0, std::floor(free / block_bytes));
       one.weight_bytes = std::max(one.weight_bytes, weights);
-      one.kv_tokens = std::min(one.kv_tokens, static_cast<int64_t>(std::max(0.0, tokens)));
+      // Of a description's largest memory, too, this is far below 2^63.
+      one.kv_tokens = std::min(one.kv_tokens,
+                               static_cast<int64_t>(std::min(blocks, 1e15)) * options.block_size);
     }
-    const auto predict = [&](const UniformBatch& batch) {
+    const auto predict = [&](const UniformBatch& batch) -> std::optional<StepPrediction> {
+      if (static_cast<double>(batch.requests) * static_cast<double>(batch.seq_len) >
+          static_cast<double>(one.kv_tokens)) {
+        return std::nullopt;
+      }
       return PredictSlowest(config, *parts, dtype, kv_dtype, batch, rates);
     };
     one.decode_one = predict({.seq_len = options.context});
@@ -92,26 +114,14 @@ std::string PredictionText(const std::vector<Prediction>& predictions, const Mod
       {"GPUs", "GB of weights", "KV tokens", "decode 1: ms", "tokens/s", "times",
        absl::StrFormat("decode %d: ms", options.batch_size), "tokens/s", "times",
        absl::StrFormat("prefill %d: ms", options.prompt), "tokens/s", "times"}};
-  const auto fits = [](const Prediction& one) { return one.kv_tokens > 0; };
-  const auto first = std::find_if(predictions.begin(), predictions.end(), fits);
-  const Prediction& base = first == predictions.end() ? predictions[0] : *first;
   for (const Prediction& one : predictions) {
     std::vector<std::string> row = {
         absl::StrCat(one.tp_size),
         absl::StrFormat("%.1f", static_cast<double>(one.weight_bytes) / 1e9),
         one.kv_tokens == 0 ? "do not fit" : absl::StrCat(one.kv_tokens)};
-    const auto add = [&](const StepPrediction& step, const StepPrediction& from, int64_t tokens) {
-      if (!fits(one)) {
-        row.insert(row.end(), 3, "-");
-        return;
-      }
-      row.push_back(Milliseconds(step.total()));
-      row.push_back(absl::StrFormat("%.0f", static_cast<double>(tokens) / step.total()));
-      row.push_back(SpeedUp(step, from));
-    };
-    add(one.decode_one, base.decode_one, 1);
-    add(one.decode_batch, base.decode_batch, options.batch_size);
-    add(one.prefill, base.prefill, options.prompt);
+    AddCells(predictions, one, &Prediction::decode_one, 1, row);
+    AddCells(predictions, one, &Prediction::decode_batch, options.batch_size, row);
+    AddCells(predictions, one, &Prediction::prefill, options.prompt, row);
     rows.push_back(std::move(row));
   }
   std::string text = absl::StrFormat(

@@ -24,6 +24,7 @@ struct PredictOptions {
   int64_t context = 1024;   // tokens behind each request of a decode step
   int64_t prompt = 8192;    // tokens of the prefill step
   double memory_utilization = 0.9;
+  int64_t block_size = 16;  // KV tokens come in whole blocks
 };
 
 inline constexpr int kMaxPredictedRanks = 16;
@@ -39,13 +40,14 @@ struct StepPrediction {
 
 StepPrediction PredictStep(const StepCost& cost, int tp_size, const DeviceRates& rates);
 
+// A step is none where its tokens do not fit beside the weights.
 struct Prediction {
   int tp_size = 0;
   int64_t weight_bytes = 0;  // of the fullest rank
   int64_t kv_tokens = 0;     // that fit beside the weights, minimum over ranks; 0: they do not fit
-  StepPrediction decode_one = {};
-  StepPrediction decode_batch = {};
-  StepPrediction prefill = {};
+  std::optional<StepPrediction> decode_one = std::nullopt;
+  std::optional<StepPrediction> decode_batch = std::nullopt;
+  std::optional<StepPrediction> prefill = std::nullopt;
 };
 
 // N = 1 up to kMaxPredictedRanks or the model's query heads.

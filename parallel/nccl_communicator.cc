@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <memory>
@@ -132,6 +133,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(Commu
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<CudaRank> ranks, GatherCudaRanks(host, *mine));
   LOCKSTEP_RETURN_IF_ERROR(CheckOneGpuPerRank(ranks));
   if (host.size() == 1) return communicator;
+  // Multicast through the switches stays off unless the environment asks for it: a job that dies in
+  // it may take the host's GPUs with it.
+  setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
   LOCKSTEP_RETURN_IF_ERROR(communicator->Connect(host, max_blocks));
   const absl::Status warm = communicator->WarmUp(host);
   if (warm.ok()) return communicator;

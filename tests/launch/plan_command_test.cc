@@ -228,7 +228,8 @@ TEST(PredictTest, OneRowForEachNumberOfRanks) {
     const Prediction& one = predictions[i];
     const ModelPlan plan = Plan(Smol(), {.tp_size = static_cast<int>(i) + 1});
     EXPECT_EQ(one.tp_size, static_cast<int>(i) + 1);
-    EXPECT_EQ(one.decode_one.sums > 0, i > 0);
+    ASSERT_TRUE(one.decode_one && one.decode_batch && one.prefill);
+    EXPECT_EQ(one.decode_one->sums > 0, i > 0);
     int64_t most = 0;
     for (const RankPlan& rank : plan.ranks) most = std::max(most, rank.weight_bytes);
     EXPECT_EQ(one.weight_bytes, most);
@@ -236,7 +237,16 @@ TEST(PredictTest, OneRowForEachNumberOfRanks) {
   }
   DeviceRates small = *rates;
   small.memory_bytes = 1e8;
-  EXPECT_EQ(Predict(Smol(), DType::kBF16, DType::kBF16, {}, small)[0].kv_tokens, 0);
+  const Prediction none = Predict(Smol(), DType::kBF16, DType::kBF16, {}, small)[0];
+  EXPECT_EQ(none.kv_tokens, 0);
+  EXPECT_FALSE(none.decode_one || none.decode_batch || none.prefill);
+  // One request fits, many do not.
+  PredictOptions many;
+  many.batch_size = 1 << 20;
+  many.context = 8192;
+  const Prediction some = Predict(Smol(), DType::kBF16, DType::kBF16, many, *rates)[0];
+  EXPECT_TRUE(some.decode_one && some.prefill);
+  EXPECT_FALSE(some.decode_batch);
 }
 
 TEST(PredictTest, DescriptionsAreCheckedByName) {
@@ -250,7 +260,7 @@ TEST(PredictTest, DescriptionsAreCheckedByName) {
       R"("sum_seconds":0,"link_bytes_per_second":1,"step_seconds":0)";
   EXPECT_EQ(message(R"({"memory_bytes":1,)" + rest + "}"), "");
   EXPECT_NE(message("{" + rest + "}").find("memory_bytes"), std::string::npos);
-  EXPECT_NE(message(R"({"memory_bytes":0,)" + rest + "}").find("memory_bytes must be above 0"),
+  EXPECT_NE(message(R"({"memory_bytes":0,)" + rest + "}").find("memory_bytes must be 1 or more"),
             std::string::npos);
   EXPECT_NE(message(R"({"memory_bytes":1,"speed":3,)" + rest + "}").find("unknown key speed"),
             std::string::npos);
