@@ -21,6 +21,8 @@ namespace lockstep {
 
 namespace {
 
+constexpr size_t kMaxBodyBytes = size_t{4} << 20;
+
 using Clock = std::chrono::steady_clock;
 
 Clock::time_point In(double seconds) {
@@ -175,6 +177,7 @@ absl::StatusOr<HttpAnswer> AskServer(const SocketAddress& address, const std::st
         size == 0 ? parser.FeedEnd() : parser.Feed({buffer.data(), static_cast<size_t>(size)});
     if (!fine) return Unavailable(parser.error());
     answer.body += parser.TakeBody();
+    if (answer.body.size() > kMaxBodyBytes) return Unavailable("an answer of more than 4 MiB");
   }
   answer.status = parser.status();
   return answer;
@@ -192,7 +195,8 @@ std::vector<ListedModel> ReadModelList(const std::string& json) {
     model.id = entry["id"].get<std::string>();
     const auto length = entry.find("max_model_len");
     if (length != entry.end() && length->is_number_integer()) {
-      model.max_model_len = length->get<int64_t>();
+      const int64_t tokens = length->get<int64_t>();  // above 2^63 it comes out negative
+      if (tokens > 0) model.max_model_len = tokens;
     }
   }
   return models;

@@ -237,7 +237,10 @@ void LoadRun::Read(size_t index) {
                               : request.parser.Feed({buffer_.data(), static_cast<size_t>(size)});
   TakeBody(index, now);
   if (!fine) return OnResponseEnd(index, request.parser.error());
-  if (request.parser.done()) OnResponseEnd(index, "");
+  // A server may keep the connection open behind the stream's end, or fill it without one.
+  if (request.parser.done() || request.stream.done() || !request.stream.error().empty()) {
+    OnResponseEnd(index, "");
+  }
 }
 
 void LoadRun::TakeBody(size_t index, double now) {

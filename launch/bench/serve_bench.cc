@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include <ctime>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -21,6 +23,7 @@
 #include "launch/bench/arrival_schedule.h"
 #include "launch/bench/load_generator.h"
 #include "launch/bench/load_prompts.h"
+#include "launch/bench/result_file.h"
 #include "launch/bench/serve_report.h"
 #include "launch/result_writer.h"
 #include "runtime/core/log.h"
@@ -32,6 +35,8 @@ namespace {
 constexpr int64_t kOtherFiles = 64;  // what the process opens beside connections
 constexpr std::chrono::seconds kTellInterval(10);
 constexpr PromptLengths kTestLengths = {8, 2};
+
+constexpr size_t kMaxNameBytes = 100;  // of a model's name in a file's
 
 absl::Status Refused(const std::string& why) { return absl::InvalidArgumentError(why); }
 
@@ -102,6 +107,7 @@ class ServeBench {
   std::vector<LoadRequest> requests_;
   LoadResult load_;
   std::string result_path_;
+  std::optional<ResultFile> result_file_;
 };
 
 absl::Status ServeBench::Prepare() {
@@ -209,9 +215,27 @@ LoadRequest ServeBench::MakeRequest(const LoadPrompt& prompt, double arrival) co
 }
 
 absl::Status ServeBench::MakeRequests() {
+  // Requests are made before the load: some 6 bytes a token.
+  constexpr int64_t kMostTokens = int64_t{1} << 28;
+  int64_t tokens = 0;
+  for (const PromptLengths& lengths : lengths_) tokens += lengths.input;
+  if (tokens > kMostTokens) {
+    return Refused(
+        absl::StrFormat("%d requests have %d tokens of input, more than the %d that a load may "
+                        "hold: fewer requests "
+                        "(--num-prompts) or shorter ones (--input-len)",
+                        lengths_.size(), tokens, kMostTokens));
+  }
   if (is_random()) prompts_ = MakeRandomPrompts(lengths_, options_, run_.as_ids, random_);
   run_.arrivals =
       DrawArrivals(std::ssize(prompts_), options_.request_rate, options_.burstiness, random_);
+  constexpr double kMostSeconds = 366.0 * 86400;
+  if (!run_.arrivals.empty() && !(run_.arrivals.back() <= kMostSeconds)) {
+    return Refused(absl::StrFormat(
+        "at a --request-rate of %g the last of %d requests would come after more than a year: a "
+        "higher rate or fewer requests",
+        options_.request_rate, run_.arrivals.size()));
+  }
   for (size_t i = 0; i < prompts_.size(); ++i) {
     requests_.push_back(MakeRequest(prompts_[i], run_.arrivals[i]));
     run_.prompt_tokens.push_back(prompts_[i].input);
@@ -257,49 +281,38 @@ std::string ServeBench::ResultPath() const {
     if (options_.max_concurrency) {
       absl::StrAppend(&name, "-concurrency", *options_.max_concurrency);
     }
-    absl::StrAppend(&name, "-", run_.model.substr(run_.model.rfind('/') + 1), "-", run_.date,
-                    ".json");
+    // A server may call its model anything.
+    std::string model = run_.model.substr(run_.model.rfind('/') + 1).substr(0, kMaxNameBytes);
+    for (char& c : model) {
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
+    }
+    absl::StrAppend(&name, "-", model, "-", run_.date, ".json");
   }
   return options_.result_dir.empty() ? name : options_.result_dir + "/" + name;
 }
 
-// That a file can be made there is known before the load; it is there, whole, after it.
 absl::Status ServeBench::OpenResult() {
   if (!options_.save_result) return absl::OkStatus();
   std::error_code error;
   if (!options_.result_dir.empty()) std::filesystem::create_directories(options_.result_dir, error);
   result_path_ = ResultPath();
-  const std::string folder = std::filesystem::path(result_path_).parent_path().string();
-  if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
-    return Refused(absl::StrFormat("cannot write %s: %s", result_path_, std::strerror(errno)));
-  }
+  LOCKSTEP_ASSIGN_OR_RETURN(ResultFile file, ResultFile::Create(result_path_));
+  result_file_.emplace(std::move(file));
   return absl::OkStatus();
-}
-
-absl::Status SaveText(const std::string& path, const std::string& text) {
-  const std::string unfinished = path + ".part";
-  std::FILE* const file = std::fopen(unfinished.c_str(), "w");
-  bool fine = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  int error = errno;
-  if (file != nullptr && std::fclose(file) != 0 && fine) {
-    fine = false;
-    error = errno;
-  }
-  if (fine && std::rename(unfinished.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  if (fine) error = errno;
-  std::remove(unfinished.c_str());
-  return absl::InternalError(absl::StrFormat("cannot write %s: %s", path, std::strerror(error)));
 }
 
 absl::Status ServeBench::Report() {
   const OrderedJson result = ServeResult(options_, run_, load_);
+  // Both are tried, whatever becomes of the other.
+  absl::Status saved = absl::OkStatus();
+  if (result_file_) {
+    saved = result_file_->Write(DumpJson(result) + "\n");
+    if (saved.ok()) LogInfo("saved: " + result_path_);
+  }
   ResultWriter writer;
   writer.Write(options_.json ? DumpJson(result) + "\n" : ServeTable(options_, result));
+  LOCKSTEP_RETURN_IF_ERROR(saved);
   LOCKSTEP_RETURN_IF_ERROR(writer.status());
-  if (!result_path_.empty()) {
-    LOCKSTEP_RETURN_IF_ERROR(SaveText(result_path_, DumpJson(result) + "\n"));
-    LogInfo("saved: " + result_path_);
-  }
   const auto failed = std::find_if(load_.records.begin(), load_.records.end(),
                                    [](const LoadRecord& record) { return !record.ok(); });
   if (failed == load_.records.end()) return absl::OkStatus();
@@ -321,10 +334,25 @@ int RunServeBench(const ServeBenchOptions& options) {
   if (const char* key = std::getenv("OPENAI_API_KEY"); resolved.api_key.empty() && key != nullptr) {
     resolved.api_key = key;
   }
+  if (std::any_of(resolved.api_key.begin(), resolved.api_key.end(),
+                  [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; })) {
+    return Fail(absl::InvalidArgumentError(
+                    "the API key (--api-key, or OPENAI_API_KEY) holds control characters"),
+                2);
+  }
   ServeBench bench(resolved);
-  if (const absl::Status status = bench.Prepare(); !status.ok()) return Fail(status, 2);
-  if (const absl::Status status = bench.Run(); !status.ok()) return Fail(status, 1);
-  if (const absl::Status status = bench.Report(); !status.ok()) return Fail(status, 1);
+  int exit_status = 2;  // before work
+  try {
+    if (const absl::Status status = bench.Prepare(); !status.ok()) return Fail(status, 2);
+    exit_status = 1;
+    if (const absl::Status status = bench.Run(); !status.ok()) return Fail(status, 1);
+    if (const absl::Status status = bench.Report(); !status.ok()) return Fail(status, 1);
+  } catch (const std::bad_alloc&) {
+    return Fail(absl::ResourceExhaustedError(
+                    "out of memory: fewer requests (--num-prompts) or shorter ones (--input-len) "
+                    "may fit"),
+                exit_status);
+  }
   return 0;
 }
 

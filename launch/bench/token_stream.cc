@@ -7,6 +7,10 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kQuotedBytes = 200;
+// Of a line and of an event: what a server sends is not to fill this process's memory.
+constexpr size_t kMaxEventBytes = size_t{4} << 20;
+// A count beyond it is none.
+constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 const Json* Find(const Json& object, const char* key) {
   if (!object.is_object()) return nullptr;
@@ -17,7 +21,9 @@ const Json* Find(const Json& object, const char* key) {
 std::optional<int64_t> FindCount(const Json& object, const char* key) {
   const Json* const value = Find(object, key);
   if (value == nullptr || !value->is_number_integer()) return std::nullopt;
-  return value->get<int64_t>();
+  const int64_t count = value->get<int64_t>();  // above 2^63 it comes out negative
+  if (count < 0 || count > kMaxCount) return std::nullopt;
+  return count;
 }
 
 std::string ErrorText(const Json& error) {
@@ -55,6 +61,12 @@ void TokenStream::Feed(std::string_view bytes, double now) {
   while (!bytes.empty()) {
     const size_t end = bytes.find('\n');
     line_.append(bytes.substr(0, end));
+    if (line_.size() + data_.size() > kMaxEventBytes) {
+      if (error_.empty()) error_ = "an event of more than 4 MiB";
+      line_.clear();
+      data_.clear();
+      return;
+    }
     if (end == std::string_view::npos) return;
     bytes.remove_prefix(end + 1);
     if (line_.ends_with('\r')) line_.pop_back();
@@ -98,8 +110,11 @@ void TokenStream::OnEvent(const std::string& data, double now) {
     return;
   }
   if (const Json* const usage = Find(*event, "usage"); usage != nullptr) {
-    prompt_tokens_ = FindCount(*usage, "prompt_tokens");
-    completion_tokens_ = FindCount(*usage, "completion_tokens");
+    // Some servers count in each event, and say nothing in the last one.
+    if (const auto count = FindCount(*usage, "prompt_tokens")) prompt_tokens_ = count;
+    if (const auto count = FindCount(*usage, "completion_tokens"); count.value_or(0) > 0) {
+      completion_tokens_ = count;
+    }
   }
   const Json* const choices = Find(*event, "choices");
   if (choices == nullptr || !choices->is_array() || choices->empty()) return;

@@ -33,6 +33,26 @@ TEST(TokenStream, CountsTokensAndReadsTheUsage) {
   EXPECT_EQ(stream.error(), "");
 }
 
+TEST(TokenStream, CountsThatCannotBeAreNone) {
+  const auto usage = [](const std::string& count) {
+    return R"(data: {"choices":[],"usage":{"completion_tokens":)" + count + "}}\n\n";
+  };
+  TokenStream stream(BenchEndpoint::kCompletions);
+  for (const char* count : {"-4", "9223372036854775807", "18446744073709551615", "0", "2.5"}) {
+    stream.Feed(usage(count), 1);
+    EXPECT_FALSE(stream.completion_tokens().has_value()) << count;
+  }
+  stream.Feed(usage("3") + "data: {\"choices\":[],\"usage\":{}}\n\n", 2);
+  EXPECT_EQ(stream.completion_tokens(), 3);
+}
+
+TEST(TokenStream, AnEventHasAnEnd) {
+  TokenStream stream(BenchEndpoint::kCompletions);
+  const std::string piece(1 << 20, 'x');
+  for (int i = 0; i < 8 && stream.error().empty(); ++i) stream.Feed(piece, 1);
+  EXPECT_EQ(stream.error(), "an event of more than 4 MiB");
+}
+
 TEST(TokenStream, BytesMayBeCutAnywhere) {
   const std::string whole =
       ": a comment\r\n\r\nevent: x\r\nid: 1\r\n" + Text("a") +
