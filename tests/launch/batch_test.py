@@ -230,15 +230,16 @@ class LinesTest(Batches):
                 while job.process.poll() is None:
                     try:
                         status = pathlib.Path(f"/proc/{job.rank(0)}/status").read_text()
-                        peak = int(status.split("VmHWM:")[1].split()[0])
-                    except (OSError, StopIteration, IndexError):
+                        # Not VmHWM: MPI's end reads up to 50 MB of library pages in, or none.
+                        peak = max(peak, int(status.split("RssAnon:")[1].split()[0]))
+                    except (OSError, IndexError):
                         pass
                     time.sleep(0.02)
                 self.assertEqual(job.wait(), 0, job.log())
             self.assertEqual(self.count(), count)
             peaks.append(peak)
         self.assertGreater(peaks[0], 0)
-        self.assertLess(peaks[1] - peaks[0], 8 << 10, peaks)  # KiB; the larger input has 9 MB, its answers 8 MB
+        self.assertLess(peaks[1] - peaks[0], 4 << 10, peaks)  # KiB; the larger input has 9 MB, its answers 8 MB
 
 
 class ResumeTest(Batches):
