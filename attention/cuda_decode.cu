@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, DecodeBlocksAtOnce(kDim))
       InitBarrier(&memory.full[i], 1);
       InitBarrier(&memory.empty[i], kWarps);
     }
-    FenceBarriers();
+    PublishBarriers();
   }
   if (threadIdx.x == kConsumers && p.decode.kv.num_rows > 0) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&p.keys) : "memory");

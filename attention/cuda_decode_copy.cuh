@@ -86,38 +86,6 @@ class WindowSequence {
   Window current_ = {};
 };
 
-// Keys and values are read once a step.
-__device__ inline uint64_t EvictFirst() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-__device__ inline void CopyBox(uint32_t to, const CUtensorMap& map, int32_t column, int32_t row,
-                               uint64_t* barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
-      : "memory");
-}
-// All panels.
-__device__ inline void CopyRows(uint32_t to, const CUtensorMap& map, int32_t row, uint64_t* barrier,
-                                uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %2}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(0), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
-      : "memory");
-}
-__device__ inline void CopyBytes(uint32_t to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
 // A place in the ring.
 template <int kStages>
 struct Place {
@@ -182,7 +150,7 @@ __device__ void CopyTile(const Params& p, Memory<Cache, kDim, kGroups>& memory, 
       info.is_first != 0 ? static_cast<uint32_t>(info.num_heads * p.decode.kv.head_dim * 2) : 0;
   if (is_leader) {
     memory.info[stage] = info;
-    ArriveAndExpect(barrier, query_bytes + static_cast<uint32_t>(num_boxes * p.box_rows) * 2 *
+    ArriveExpecting(barrier, query_bytes + static_cast<uint32_t>(num_boxes * p.box_rows) * 2 *
                                                L::kPanels * kPanelBytes);
     if (query_bytes > 0) {
       const T* const query = static_cast<const T*>(p.decode.rows.query) +
@@ -204,15 +172,15 @@ __device__ void CopyTile(const Params& p, Memory<Cache, kDim, kGroups>& memory, 
     const int key = i * p.box_rows;
     const uint32_t box_to = to + key / kWarpKeys * L::kSubtileBytes + key % kWarpKeys * kPanelBytes;
     if (p.boxes_of_row == 1) {
-      CopyRows(box_to, p.keys, row, barrier, policy);
-      CopyRows(box_to + L::kTileBytes, p.values, row, barrier, policy);
+      CopyBox(box_to, &p.keys, 0, row, 0, barrier, policy);
+      CopyBox(box_to + L::kTileBytes, &p.values, 0, row, 0, barrier, policy);
     } else {
 #pragma unroll
       for (int panel = 0; panel < L::kPanels; ++panel) {
         constexpr int kColumns = kPanelBytes / sizeof(Cache);
         const uint32_t panel_to = box_to + panel * L::kBoxPanelBytes;
-        CopyBox(panel_to, p.keys, panel * kColumns, row, barrier, policy);
-        CopyBox(panel_to + L::kTileBytes, p.values, panel * kColumns, row, barrier, policy);
+        CopyBox(panel_to, &p.keys, panel * kColumns, row, barrier, policy);
+        CopyBox(panel_to + L::kTileBytes, &p.values, panel * kColumns, row, barrier, policy);
       }
     }
   }
@@ -220,7 +188,7 @@ __device__ void CopyTile(const Params& p, Memory<Cache, kDim, kGroups>& memory, 
 
 template <typename T, typename Cache, int kDim, int kGroups>
 __device__ void CopyAll(const Params& p, Memory<Cache, kDim, kGroups>& memory) {
-  const uint64_t policy = EvictFirst();
+  const uint64_t policy = EvictFirstPolicy();  // read once a step
   WindowSequence windows(p);
   Place<Layout<Cache, kDim, kGroups>::kStages> place;
   Window next;

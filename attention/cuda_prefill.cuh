@@ -115,6 +115,22 @@ struct SoftmaxRows {
   }
 };
 
+// Logits of row half h become weights, and the row's sum follows.
+template <int kKeys>
+__device__ __forceinline__ void WeighRow(int h, float factor, float offset,
+                                         float (&logits)[kKeys / 8][4], SoftmaxRows& rows) {
+  float sum = rows.sum[h] * rows.shrink[h];
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+    for (int j = 2 * h; j < 2 * h + 2; ++j) {
+      logits[n][j] = Exp2(fmaf(logits[n][j], factor, -offset));
+      sum += logits[n][j];
+    }
+  }
+  rows.sum[h] = sum;
+}
+
 // Products of a tile's keys become softmax weights, by parts.
 template <int kKeys>
 __device__ void Softmax(const PrefillParams& p, int32_t first_key, bool masked,
@@ -156,16 +172,7 @@ __device__ void Softmax(const PrefillParams& p, int32_t first_key, bool masked,
     const float offset = max == -INFINITY ? 0.0f : max * factor;
     rows.shrink[h] = max == rows.max[h] ? 1.0f : Exp2(fmaf(rows.max[h], factor, -offset));
     rows.max[h] = max;
-    float sum = rows.sum[h] * rows.shrink[h];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        logits[n][j] = Exp2(fmaf(logits[n][j], factor, -offset));
-        sum += logits[n][j];
-      }
-    }
-    rows.sum[h] = sum;
+    WeighRow<kKeys>(h, factor, offset, logits, rows);
   }
 }
 

@@ -2,8 +2,10 @@
 // queries. The consumers and how all work together: cuda_prefill_wgmma.cu.
 #pragma once
 
+#include "attention/cuda_device_code.cuh"
+#include "attention/cuda_page_copy.cuh"
 #include "attention/cuda_prefill.cuh"
-#include "attention/cuda_wgmma.cuh"
+#include "runtime/core/cuda_wgmma.cuh"
 
 namespace lockstep::prefill_wgmma {
 
@@ -111,7 +113,7 @@ __device__ void InitBarriers(Memory<kDim>& memory) {
     InitBarrier(&memory.work_full[i], 1);
     InitBarrier(&memory.work_empty[i], kQueryWarps + 4 * kConsumers);
   }
-  FenceBarriers();
+  PublishBarriers();
 }
 
 // Once for the warp, whose lanes have all done what is announced.
@@ -205,12 +207,12 @@ class TileCopier {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int boxes = __popc(__ballot_sync(kFullWarp, first_row >= 0));
     const uint32_t box_bytes = params_.box_rows * Tile::kPanels * kPanelRowBytes;
-    if (lane == 0) ArriveAndExpect(full, boxes * box_bytes);
+    if (lane == 0) ArriveExpecting(full, boxes * box_bytes);
     __syncwarp();
     if (first_row < 0) return;
     const uint32_t address = SharedAddress(to) + lane * params_.box_rows / 8 * Tile::kGroupBytes;
     for (int panel = 0; panel < Tile::kPanels; panel += params_.box_panels) {
-      CopyBox(address + panel * Tile::kPanelBytes, map, first_row, panel, full);
+      CopyPageBox(address + panel * Tile::kPanelBytes, map, first_row, panel, full);
     }
   }
 

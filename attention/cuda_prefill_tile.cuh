@@ -17,7 +17,7 @@ __device__ void IssueLogits(uint32_t query, uint32_t keys,
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     const uint32_t column_bytes = k % 4 * 32;
-    Wgmma<T, Tile::kKeys>::Logits(
+    Wgmma<T, Tile::kKeys>::MultiplyRows(
         logits,
         PanelDescriptor(query + k / 4 * Memory<kDim>::kQueryPanelBytes + column_bytes,
                         8 * kPanelRowBytes, 16),
@@ -48,7 +48,7 @@ __device__ void IssueLogits(uint32_t (&query)[kDim / 16][4], uint32_t keys,
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     const uint32_t column_bytes = k % 4 * 32;
-    Wgmma<T, Tile::kKeys>::Logits(
+    Wgmma<T, Tile::kKeys>::MultiplyRows(
         logits, query[k],
         PanelDescriptor(keys + k / 4 * Tile::kPanelBytes + column_bytes, Tile::kGroupBytes, 16),
         k == 0 ? 0 : 1);
@@ -65,7 +65,7 @@ __device__ void IssueValues(uint32_t values, uint32_t (&weights)[TileLayout<kDim
   WgmmaFence();
 #pragma unroll
   for (int k = 0; k < Tile::kKeys / 16; ++k) {
-    Wgmma<T, kDim>::Values(
+    Wgmma<T, kDim>::MultiplyColumns(
         acc, weights[k],
         PanelDescriptor(values + k * 2 * Tile::kGroupBytes, Tile::kGroupBytes, Tile::kPanelBytes));
   }
@@ -150,16 +150,7 @@ __device__ void ComputeWeights(const PrefillParams& p, bool masked, int32_t firs
     rows.shrink[h] = grows ? Exp2((rows.max[h] - max[h]) * factor) : 1.0f;
     if (grows) rows.max[h] = max[h];
     const float offset = rows.max[h] == -INFINITY ? 0.0f : rows.max[h] * factor;
-    float sum = rows.sum[h] * rows.shrink[h];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        logits[n][j] = Exp2(fmaf(logits[n][j], factor, -offset));
-        sum += logits[n][j];
-      }
-    }
-    rows.sum[h] = sum;
+    WeighRow<kKeys>(h, factor, offset, logits, rows);
   }
 }
 

@@ -318,8 +318,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t misaligned = SharedAddress(dynamic_memory) % 1024;
   auto& memory = *reinterpret_cast<M*>(dynamic_memory + (misaligned == 0 ? 0 : 1024 - misaligned));
   if (threadIdx.x == 0) {
-    PrefetchMap(params.maps.keys);
-    PrefetchMap(params.maps.values);
+    PrefetchTensorMap(&params.maps.keys);
+    PrefetchTensorMap(&params.maps.values);
     InitBarriers(memory);
   }
   WaitForPredecessor();

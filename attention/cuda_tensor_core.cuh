@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "attention/cuda_kernels.h"
+#include "runtime/core/cuda_async_copy.cuh"
 
 namespace lockstep {
 
@@ -84,10 +85,6 @@ __device__ inline void Mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ inline uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // Four 8 x 8 matrices of 2-byte elements; lane l gives the address of row l % 8 of matrix l / 8.

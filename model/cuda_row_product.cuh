@@ -10,8 +10,8 @@
 #pragma once
 
 #include "attention/cuda_row_attention.cuh"
-#include "model/cuda_async_copy.cuh"
 #include "model/cuda_kernel.cuh"
+#include "runtime/core/cuda_async_copy.cuh"
 
 namespace lockstep {
 
@@ -115,8 +115,9 @@ __device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, c
     if (p.whole_rows()) {
       const int bytes = min(step, end - output) * static_cast<int>(row_bytes);
       char* const slot = producer.Claim(bytes * p.rows_per_output);
-      CopyBytes(slot, from, bytes, producer.full());
-      if (p.rows_per_output == 2) CopyBytes(slot + bytes, from + up, bytes, producer.full());
+      CopyBytes(SharedAddress(slot), from, bytes, producer.full());
+      if (p.rows_per_output == 2)
+        CopyBytes(SharedAddress(slot + bytes), from + up, bytes, producer.full());
       producer.Advance();
       continue;
     }
@@ -126,8 +127,9 @@ __device__ inline void ProduceRows(RowProducer& producer, const RowProduct& p, c
     for (int64_t at = 0; at < row_bytes; at += stage_bytes) {
       const int bytes = static_cast<int>(min(int64_t{stage_bytes}, row_bytes - at));
       char* const slot = producer.Claim(has_other ? 2 * bytes : bytes);
-      CopyBytes(slot, from + at, bytes, producer.full());
-      if (has_other) CopyBytes(slot + bytes, from + other + at, bytes, producer.full());
+      CopyBytes(SharedAddress(slot), from + at, bytes, producer.full());
+      if (has_other)
+        CopyBytes(SharedAddress(slot + bytes), from + other + at, bytes, producer.full());
       producer.Advance();
     }
   }

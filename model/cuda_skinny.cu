@@ -27,7 +27,7 @@ absl::Status WithKernel(DType dtype, int64_t rows, const Fn& fn) {
 absl::StatusOr<CUtensorMap> WeightMap(const SkinnyProduct& product) {
   const MatrixView& w = product.weight;
   const int64_t row_bytes = w.stride * SizeOf(w.dtype);
-  std::vector<TensorMapDim> dims = {{w.cols, 0, kPanelCols}};
+  std::vector<TensorMapDim> dims = {{w.cols, 0, kPanelColumns}};
   if (product.gated) {
     // 8 gate rows, then the 8 up rows of the same outputs.
     const int64_t outputs = product.y.cols;
@@ -44,7 +44,7 @@ absl::StatusOr<CUtensorMap> XMap(const MatrixView& x, int columns) {
   // The distance of one row from the next is of no matter where there is one.
   const int64_t stride = x.rows == 1 ? CeilDiv(x.cols, 8) * 8 : x.stride;
   return EncodeTensorMap(x.data, x.dtype,
-                         {{x.cols, 0, kPanelCols}, {x.rows, stride * SizeOf(x.dtype), columns}},
+                         {{x.cols, 0, kPanelColumns}, {x.rows, stride * SizeOf(x.dtype), columns}},
                          TensorMapSwizzle::k128Bytes);
 }
 

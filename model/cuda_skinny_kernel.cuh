@@ -5,15 +5,14 @@
 // copies of a stage have a barrier of their own.
 #pragma once
 
-#include "model/cuda_async_copy.cuh"
-#include "model/cuda_box_copy.cuh"
 #include "model/cuda_kernel.cuh"
-#include "model/cuda_skinny_wgmma.cuh"
+#include "runtime/core/cuda_async_copy.cuh"
+#include "runtime/core/cuda_wgmma.cuh"
 
 namespace lockstep {
 
 inline constexpr int kSkinnyPanels = 2;  // of a chunk
-inline constexpr int kSkinnyChunkCols = kSkinnyPanels * kPanelCols;
+inline constexpr int kSkinnyChunkCols = kSkinnyPanels * kPanelColumns;
 inline constexpr int kSkinnyConsumers = 128;
 inline constexpr int kSkinnyThreads = kSkinnyConsumers + 64;  // a warp a producer
 // Chunks of weights on their way to a block at a time, 64 KB: enough to keep the memory busy
@@ -99,12 +98,12 @@ struct SkinnyChunk {
 
 // A chunk of W. Gated, groups of 8 gate rows and of their 8 up rows take turns, so that a thread
 // gets both of an output.
-__device__ __forceinline__ void CopyWeight(const SkinnyParams& p, uint8_t* to,
+__device__ __forceinline__ void CopyWeight(const SkinnyParams& p, uint32_t to,
                                            const SkinnyChunk& at, uint64_t* barrier,
                                            uint64_t policy) {
 #pragma unroll
   for (int panel = 0; panel < kSkinnyPanels; ++panel) {
-    const int col = (at.chunk * kSkinnyPanels + panel) * kPanelCols;
+    const int col = (at.chunk * kSkinnyPanels + panel) * kPanelColumns;
     if (p.gated) {
       CopyBox(to, &p.weight, col, 0, 0, at.tile * (kWgmmaRows / 16), barrier, policy);
     } else {
@@ -130,7 +129,7 @@ __device__ inline void ProduceWeights(const SkinnyParams& p, const SkinnyRing<kC
     Wait(ring.empty + at.stage, at.phase ^ 1);
     uint64_t* const full = ring.weight_full + at.stage;
     ArriveExpecting(full, ring.kWeightBytes);
-    CopyWeight(p, ring.Weight(at.stage), chunk, full, policy);
+    CopyWeight(p, SharedAddress(ring.Weight(at.stage)), chunk, full, policy);
     chunk.Advance(p);
     at.Advance();
   }
@@ -151,8 +150,8 @@ __device__ inline void ProduceX(const SkinnyParams& p, const SkinnyRing<kColumns
     ArriveExpecting(full, ring.kXBytes);
 #pragma unroll
     for (int panel = 0; panel < kSkinnyPanels; ++panel) {
-      CopyBox(ring.X(at.stage) + panel * ring.kXPanelBytes, &p.x,
-              (chunk.chunk * kSkinnyPanels + panel) * kPanelCols, 0, full, policy);
+      CopyBox(SharedAddress(ring.X(at.stage) + panel * ring.kXPanelBytes), &p.x,
+              (chunk.chunk * kSkinnyPanels + panel) * kPanelColumns, 0, full, policy);
     }
     chunk.Advance(p);
     at.Advance();
@@ -183,10 +182,12 @@ __device__ inline void MultiplyChunks(const SkinnyRing<kColumns>& ring, int coun
 #pragma unroll
     for (int panel = 0; panel < kSkinnyPanels; ++panel) {
 #pragma unroll
-      for (int k = 0; k < kPanelCols / kWgmmaCols; ++k) {
-        SkinnyWgmma<T, kColumns>::Add(sums, PanelDescriptor(weight + k * kWgmmaCols * 2),
-                                      PanelDescriptor(x + k * kWgmmaCols * 2),
-                                      chunk > 0 || panel > 0 || k > 0);
+      for (int k = 0; k < kPanelColumns / kWgmmaColumns; ++k) {
+        constexpr uint32_t kGroupBytes = 8 * kPanelRowBytes;
+        Wgmma<T, kColumns>::MultiplyRows(
+            sums, PanelDescriptor(weight + k * kWgmmaColumns * 2, kGroupBytes, 16),
+            PanelDescriptor(x + k * kWgmmaColumns * 2, kGroupBytes, 16),
+            chunk > 0 || panel > 0 || k > 0);
       }
       weight += ring.kWeightPanelBytes;
       x += ring.kXPanelBytes;

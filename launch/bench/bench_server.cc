@@ -85,7 +85,10 @@ absl::StatusOr<BaseUrl> ParseBaseUrl(const std::string& text) {
   if (slash != std::string::npos) url.path = rest.substr(slash);
   while (url.path.ends_with('/')) url.path.pop_back();
   if (url.path.ends_with("/v1")) url.path.resize(url.path.size() - 3);
-  if (text.find_first_of(" \t\r\n?#@") != std::string::npos) return malformed;
+  const auto has_no_place = [](char c) {
+    return static_cast<unsigned char>(c) <= ' ' || c == '\x7f' || c == '?' || c == '#' || c == '@';
+  };
+  if (std::any_of(text.begin(), text.end(), has_no_place)) return malformed;
   const bool brackets = url.origin.starts_with('[');
   const size_t end = brackets ? url.origin.find(']') : url.origin.find(':');
   if (brackets && end == std::string::npos) return malformed;

@@ -27,6 +27,7 @@ constexpr int kEventsAtOnce = 256;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kErrorBodyBytes = 500;  // of a refusal's body, in messages
 constexpr uint64_t kTimerTag = UINT64_MAX;
+constexpr uint64_t kStopTag = UINT64_MAX - 1;
 
 // A request while it is open.
 struct OpenRequest {
@@ -54,6 +55,8 @@ class LoadRun {
  private:
   double Now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   absl::Status SetUp();
+  absl::Status Watch(int fd, uint64_t tag);
+  void Stop();
   absl::Status SetTimer();
   void StartDue();
   void Start(size_t index);
@@ -90,13 +93,29 @@ absl::Status LoadRun::SetUp() {
   if (epoll_.get() < 0) return SystemError("epoll_create1");
   timer_ = OwnedFd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
   if (timer_.get() < 0) return SystemError("timerfd_create");
+  LOCKSTEP_RETURN_IF_ERROR(Watch(timer_.get(), kTimerTag));
+  return options_.stop_fd < 0 ? absl::OkStatus() : Watch(options_.stop_fd, kStopTag);
+}
+
+absl::Status LoadRun::Watch(int fd, uint64_t tag) {
   epoll_event event = {};
   event.events = EPOLLIN;
-  event.data.u64 = kTimerTag;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
-    return SystemError("epoll_ctl");
+  event.data.u64 = tag;
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0 ? absl::OkStatus()
+                                                                   : SystemError("epoll_ctl");
+}
+
+void LoadRun::Stop() {
+  result_.stopped = true;
+  for (size_t i = 0; i < next_; ++i) {
+    if (open_[i] != nullptr) End(i, "stopped while it was open");
   }
-  return absl::OkStatus();
+  for (; next_ < requests_.size(); ++next_) {
+    result_.records[next_].error = "stopped before it was sent";
+    ++num_ended_;
+  }
+  num_due_ = next_;
+  result_.duration = Now();
 }
 
 // To the next thing that time brings: an arrival, or the end of a request's time.
@@ -108,7 +127,7 @@ absl::Status LoadRun::SetTimer() {
     at = requests_[num_due_].arrival;
   }
   if (!by_deadline_.empty()) {
-    at = std::min(at, result_.records[by_deadline_.front()].sent + options_.request_seconds);
+    at = std::min(at, *result_.records[by_deadline_.front()].sent + options_.request_seconds);
   }
   itimerspec timer = {};  // all zero: off
   if (at < kNever) {
@@ -135,6 +154,10 @@ absl::StatusOr<LoadResult> LoadRun::Run() {
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
       if (event.data.u64 == kTimerTag) continue;  // set anew before the next wait
+      if (event.data.u64 == kStopTag) {
+        Stop();
+        break;
+      }
       OnReady(static_cast<size_t>(event.data.u64), event.events);
       StartDue();  // many streams must not delay an arrival
     }
@@ -176,7 +199,7 @@ void LoadRun::EndLate() {
   while (!by_deadline_.empty()) {
     const size_t index = by_deadline_.front();
     if (open_[index] != nullptr) {
-      if (Now() < result_.records[index].sent + options_.request_seconds) return;
+      if (Now() < *result_.records[index].sent + options_.request_seconds) return;
       End(index, absl::StrFormat("no end within %g s", options_.request_seconds));
     }
     by_deadline_.pop_front();
@@ -238,7 +261,8 @@ void LoadRun::Read(size_t index) {
   TakeBody(index, now);
   if (!fine) return OnResponseEnd(index, request.parser.error());
   // A server may keep the connection open behind the stream's end, or fill it without one.
-  if (request.parser.done() || request.stream.done() || !request.stream.error().empty()) {
+  if (request.parser.done() || request.stream.done() || !request.stream.error().empty() ||
+      request.refusal.size() >= kErrorBodyBytes) {
     OnResponseEnd(index, "");
   }
 }

@@ -20,6 +20,8 @@ struct LoadOptions {
   int64_t max_concurrency = INT64_MAX;  // requests beyond it wait for a place
   double request_seconds = 0;           // longest time of a request; 0: no limit
   bool keeps_text = false;
+  int stop_fd =
+      -1;  // once it is readable, nothing is sent any more and what is open ends; -1: none
 };
 
 struct LoadRequest {
@@ -30,7 +32,7 @@ struct LoadRequest {
 struct LoadRecord {
   std::string error;             // empty: the answer came whole
   int status = 0;                // of HTTP; 0: there was none
-  double sent = 0;               // the connection was begun; not before the arrival
+  std::optional<double> sent;    // the connection was begun; not before the arrival
   bool held = false;             // its time came while max_concurrency requests were open
   std::vector<double> arrivals;  // of tokens, as far as they came
   double last_event = 0;         // of the choice; with tokens alone
@@ -46,6 +48,7 @@ struct LoadResult {
   std::vector<LoadRecord> records;  // as the requests
   double duration = 0;              // from the start to the end of the last request
   int64_t max_open = 0;             // most requests that were open at once
+  bool stopped = false;             // by stop_fd
 };
 
 // `on_end`, where given, is called after each request with how many have ended.

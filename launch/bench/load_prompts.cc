@@ -108,25 +108,21 @@ absl::StatusOr<std::vector<LoadPrompt>> ReadLoadPrompts(const ServeBenchOptions&
   return prompts;
 }
 
-std::vector<LoadPrompt> MakeRandomPrompts(const std::vector<PromptLengths>& lengths,
-                                          const ServeBenchOptions& options, bool as_ids,
-                                          std::mt19937_64& random) {
-  std::vector<LoadPrompt> prompts;
-  for (const PromptLengths& one : lengths) {
-    LoadPrompt& prompt = prompts.emplace_back();
-    if (as_ids) {
-      prompt.fields["prompt"] =
-          DrawIds(one.input, kFirstId, static_cast<int32_t>(options.vocab_size), random);
-    } else if (options.endpoint == BenchEndpoint::kCompletions) {
-      prompt.fields["prompt"] = DrawWords(one.input, random);
-    } else {
-      prompt.fields["messages"] = UserMessage(DrawWords(one.input, random));
-    }
-    prompt.fields["max_tokens"] = one.output;
-    prompt.input = one.input;
-    prompt.output = one.output;
+LoadPrompt MakeRandomPrompt(const PromptLengths& lengths, const ServeBenchOptions& options,
+                            bool as_ids, std::mt19937_64& random) {
+  LoadPrompt prompt;
+  if (as_ids) {
+    prompt.fields["prompt"] =
+        DrawIds(lengths.input, kFirstId, static_cast<int32_t>(options.vocab_size), random);
+  } else if (options.endpoint == BenchEndpoint::kCompletions) {
+    prompt.fields["prompt"] = DrawWords(lengths.input, random);
+  } else {
+    prompt.fields["messages"] = UserMessage(DrawWords(lengths.input, random));
   }
-  return prompts;
+  prompt.fields["max_tokens"] = lengths.output;
+  prompt.input = lengths.input;
+  prompt.output = lengths.output;
+  return prompt;
 }
 
 std::string RequestBody(const LoadPrompt& prompt, const std::string& model, bool ignore_eos) {

@@ -22,11 +22,10 @@ struct LoadPrompt {
 // The prompts of options.prompts. InvalidArgument names file and line of what cannot be asked.
 absl::StatusOr<std::vector<LoadPrompt>> ReadLoadPrompts(const ServeBenchOptions& options);
 
-// Random ones of these lengths: with `as_ids`, which completions alone can take, token ids, else as
-// many short words.
-std::vector<LoadPrompt> MakeRandomPrompts(const std::vector<PromptLengths>& lengths,
-                                          const ServeBenchOptions& options, bool as_ids,
-                                          std::mt19937_64& random);
+// A random one of these lengths: with `as_ids`, which completions alone can take, token ids, else
+// as many short words.
+LoadPrompt MakeRandomPrompt(const PromptLengths& lengths, const ServeBenchOptions& options,
+                            bool as_ids, std::mt19937_64& random);
 
 // The whole body: model, stream, temperature 0 unless the prompt says otherwise.
 std::string RequestBody(const LoadPrompt& prompt, const std::string& model, bool ignore_eos);

@@ -26,6 +26,7 @@
 #include "launch/bench/result_file.h"
 #include "launch/bench/serve_report.h"
 #include "launch/result_writer.h"
+#include "launch/serve/signal_watch.h"
 #include "runtime/core/log.h"
 
 namespace lockstep {
@@ -34,11 +35,20 @@ namespace {
 
 constexpr int64_t kOtherFiles = 64;  // what the process opens beside connections
 constexpr std::chrono::seconds kTellInterval(10);
-constexpr PromptLengths kTestLengths = {8, 2};
-
+constexpr PromptLengths kTestLengths = {8, 2};  // or less, where the load asks less
+// Of the input of all requests, which are made before the load: some 6 bytes each.
+constexpr int64_t kMostTokens = int64_t{1} << 28;
 constexpr size_t kMaxNameBytes = 100;  // of a model's name in a file's
 
 absl::Status Refused(const std::string& why) { return absl::InvalidArgumentError(why); }
+
+absl::Status CheckLoadFits(int64_t requests, int64_t tokens) {
+  if (tokens <= kMostTokens) return absl::OkStatus();
+  return Refused(absl::StrFormat(
+      "%d requests have some %d tokens of input, more than the %d that a load may hold: fewer "
+      "requests (--num-prompts) or shorter ones (--input-len)",
+      requests, tokens, kMostTokens));
+}
 
 // Raises the limit of this process, where it may, so that so many connections can be open at once.
 absl::Status AllowConnections(int64_t connections) {
@@ -72,8 +82,8 @@ std::string Date() {
 
 class ServeBench {
  public:
-  explicit ServeBench(const ServeBenchOptions& options)
-      : options_(options), random_(options.seed) {}
+  ServeBench(const ServeBenchOptions& options, SignalWatch& signals)
+      : options_(options), signals_(signals), random_(options.seed) {}
 
   // Everything that can be told before the load.
   absl::Status Prepare();
@@ -98,9 +108,10 @@ class ServeBench {
   std::string ResultPath() const;
 
   const ServeBenchOptions& options_;
+  SignalWatch& signals_;
   std::mt19937_64 random_;
   std::vector<PromptLengths> lengths_;  // of random prompts
-  std::vector<LoadPrompt> prompts_;     // of a file, then all
+  std::vector<LoadPrompt> prompts_;     // of a file
   SocketAddress server_;
   std::optional<int64_t> max_model_len_;
   ServeRun run_;
@@ -114,7 +125,12 @@ absl::Status ServeBench::Prepare() {
   if (is_random()) {
     RandomPrompts draw = options_.random;
     draw.num_prompts = options_.num_prompts.value_or(draw.num_prompts);
+    // Below 2^63 as options go; the mean, and then what was drawn.
+    LOCKSTEP_RETURN_IF_ERROR(CheckLoadFits(draw.num_prompts, draw.num_prompts * draw.input_len));
     lengths_ = DrawPromptLengths(draw, random_);
+    int64_t tokens = 0;
+    for (const PromptLengths& lengths : lengths_) tokens += lengths.input;
+    LOCKSTEP_RETURN_IF_ERROR(CheckLoadFits(draw.num_prompts, tokens));
   } else {
     LOCKSTEP_ASSIGN_OR_RETURN(prompts_, ReadLoadPrompts(options_));
   }
@@ -191,20 +207,25 @@ absl::Status ServeBench::CheckLengths() const {
 }
 
 // A short request of its own, so that no prompt of the load is in the server's cache.
-// InvalidArgument when the server finds fault with it (a status of 400 to 499).
+// InvalidArgument when the server finds fault with what it says (status 400 or 422).
 absl::Status ServeBench::TryRequest(bool as_ids) {
   std::mt19937_64 random(options_.seed ^ 0x746573740a);
-  const std::vector<LoadPrompt> prompt =
-      MakeRandomPrompts({kTestLengths}, options_, as_ids, random);
+  PromptLengths lengths = kTestLengths;
+  for (const PromptLengths& one : lengths_) {
+    lengths = {std::min(lengths.input, one.input), std::min(lengths.output, one.output)};
+  }
+  LogInfo(absl::StrFormat("a first request to %s%s", options_.server->text(), path()));
+  const LoadPrompt prompt = MakeRandomPrompt(lengths, options_, as_ids, random);
   LoadOptions load = Load();
   load.keeps_text = false;
-  LOCKSTEP_ASSIGN_OR_RETURN(const LoadResult result, RunLoad(load, {MakeRequest(prompt[0], 0)}));
+  LOCKSTEP_ASSIGN_OR_RETURN(const LoadResult result, RunLoad(load, {MakeRequest(prompt, 0)}));
   const LoadRecord& record = result.records[0];
   if (record.ok()) return absl::OkStatus();
-  const std::string why =
-      absl::StrFormat("%s%s: a first request of %d tokens has failed: %s", options_.server->text(),
-                      path(), kTestLengths.input, record.error);
-  const bool at_fault = record.status >= 400 && record.status < 500;
+  const std::string why = absl::StrFormat(
+      "%s%s: a first request of %d tokens has failed (--no-test-request goes "
+      "without it): %s",
+      options_.server->text(), path(), lengths.input, record.error);
+  const bool at_fault = record.status == 400 || record.status == 422;
   return at_fault ? Refused(why) : absl::UnavailableError(why);
 }
 
@@ -215,32 +236,26 @@ LoadRequest ServeBench::MakeRequest(const LoadPrompt& prompt, double arrival) co
 }
 
 absl::Status ServeBench::MakeRequests() {
-  // Requests are made before the load: some 6 bytes a token.
-  constexpr int64_t kMostTokens = int64_t{1} << 28;
-  int64_t tokens = 0;
-  for (const PromptLengths& lengths : lengths_) tokens += lengths.input;
-  if (tokens > kMostTokens) {
-    return Refused(
-        absl::StrFormat("%d requests have %d tokens of input, more than the %d that a load may "
-                        "hold: fewer requests "
-                        "(--num-prompts) or shorter ones (--input-len)",
-                        lengths_.size(), tokens, kMostTokens));
+  const auto add = [this](const LoadPrompt& prompt) {
+    requests_.push_back(MakeRequest(prompt, 0));
+    run_.prompt_tokens.push_back(prompt.input);
+  };
+  // One after the other: as JSON, ids take three times the memory.
+  for (const PromptLengths& lengths : lengths_) {
+    add(MakeRandomPrompt(lengths, options_, run_.as_ids, random_));
   }
-  if (is_random()) prompts_ = MakeRandomPrompts(lengths_, options_, run_.as_ids, random_);
+  for (const LoadPrompt& prompt : prompts_) add(prompt);
+  prompts_.clear();
   run_.arrivals =
-      DrawArrivals(std::ssize(prompts_), options_.request_rate, options_.burstiness, random_);
+      DrawArrivals(std::ssize(requests_), options_.request_rate, options_.burstiness, random_);
   constexpr double kMostSeconds = 366.0 * 86400;
   if (!run_.arrivals.empty() && !(run_.arrivals.back() <= kMostSeconds)) {
     return Refused(absl::StrFormat(
-        "at a --request-rate of %g the last of %d requests would come after more than a year: a "
-        "higher rate or fewer requests",
-        options_.request_rate, run_.arrivals.size()));
+        "at a --request-rate of %g and a --burstiness of %g the last of %d requests would come "
+        "after more than a year: a higher rate or fewer requests",
+        options_.request_rate, options_.burstiness, requests_.size()));
   }
-  for (size_t i = 0; i < prompts_.size(); ++i) {
-    requests_.push_back(MakeRequest(prompts_[i], run_.arrivals[i]));
-    run_.prompt_tokens.push_back(prompts_[i].input);
-    prompts_[i].fields.clear();
-  }
+  for (size_t i = 0; i < requests_.size(); ++i) requests_[i].arrival = run_.arrivals[i];
   return OpenResult();
 }
 
@@ -251,6 +266,7 @@ LoadOptions ServeBench::Load() const {
   load.max_concurrency = options_.max_concurrency.value_or(INT64_MAX);
   load.request_seconds = options_.request_seconds;
   load.keeps_text = options_.save_detailed;
+  load.stop_fd = signals_.fd();
   return load;
 }
 
@@ -266,6 +282,11 @@ absl::Status ServeBench::Run() {
     LogInfo(absl::StrFormat("%d of %d requests", ended, total));
   };
   LOCKSTEP_ASSIGN_OR_RETURN(load_, RunLoad(Load(), requests_, tell));
+  if (load_.stopped) {
+    const std::optional<StopSignal> signal = signals_.Wait(0);
+    LogWarning(absl::StrFormat("stopped by %s: the results are those of what had ended",
+                               signal ? strsignal(signal->number) : "a signal"));
+  }
   return absl::OkStatus();
 }
 
@@ -340,7 +361,9 @@ int RunServeBench(const ServeBenchOptions& options) {
                     "the API key (--api-key, or OPENAI_API_KEY) holds control characters"),
                 2);
   }
-  ServeBench bench(resolved);
+  absl::StatusOr<SignalWatch> signals = SignalWatch::Create();
+  if (!signals.ok()) return Fail(signals.status(), 2);
+  ServeBench bench(resolved, *signals);
   int exit_status = 2;  // before work
   try {
     if (const absl::Status status = bench.Prepare(); !status.ok()) return Fail(status, 2);

@@ -223,10 +223,14 @@ CommandSpec ServeBenchSpec(ServeBenchOptions* options) {
 
 absl::Status CheckServeBench(const ServeBenchOptions& options) {
   if (!options.server.has_value()) return absl::InvalidArgumentError("--base-url is missing");
-  if (options.save_result || (options.result_dir.empty() && options.result_filename.empty())) {
-    return absl::OkStatus();
+  if (options.save_result) return absl::OkStatus();
+  if (!options.result_dir.empty() || !options.result_filename.empty()) {
+    return absl::InvalidArgumentError("--result-dir and --result-filename need --save-result");
   }
-  return absl::InvalidArgumentError("--result-dir and --result-filename need --save-result");
+  if (options.save_detailed && !options.json) {
+    return absl::InvalidArgumentError("--save-detailed needs --save-result or --json");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -84,7 +84,8 @@ void AddDetails(const ServeRun& run, const LoadResult& load,
     (*result)["generated_texts"].push_back(record.text);
     (*result)["errors"].push_back(record.error);
     (*result)["arrival_times"].push_back(run.arrivals[i]);
-    (*result)["send_times"].push_back(record.sent);
+    (*result)["send_times"].push_back(record.sent ? OrderedJson(*record.sent)
+                                                  : OrderedJson(nullptr));
   }
 }
 
@@ -116,7 +117,8 @@ void AddSending(const ServeRun& run, const LoadResult& load, OrderedJson* result
   std::vector<double> lateness_ms;
   int64_t num_held = 0;
   for (size_t i = 0; i < load.records.size(); ++i) {
-    lateness_ms.push_back((load.records[i].sent - run.arrivals[i]) * 1000);
+    const std::optional<double> sent = load.records[i].sent;
+    if (sent) lateness_ms.push_back((*sent - run.arrivals[i]) * 1000);
     num_held += load.records[i].held ? 1 : 0;
   }
   (*result)["send_lateness_ms"] = StatisticsJson(Statistics(std::move(lateness_ms)));
@@ -165,8 +167,8 @@ ServedRequest MeasureRequest(const LoadRecord& record, std::optional<int64_t> se
   one.input_tokens = record.prompt_tokens.value_or(sent_tokens.value_or(0));
   one.output_tokens =
       record.completion_tokens.value_or(static_cast<int64_t>(record.arrivals.size()));
-  one.ttft = (record.arrivals.front() - record.sent) * 1000;
-  one.e2el = (record.last_event - record.sent) * 1000;
+  one.ttft = (record.arrivals.front() - *record.sent) * 1000;
+  one.e2el = (record.last_event - *record.sent) * 1000;
   for (size_t k = 1; k < record.arrivals.size(); ++k) {
     one.itl.push_back((record.arrivals[k] - record.arrivals[k - 1]) * 1000);
   }

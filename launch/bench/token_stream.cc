@@ -22,7 +22,7 @@ std::optional<int64_t> FindCount(const Json& object, const char* key) {
   const Json* const value = Find(object, key);
   if (value == nullptr || !value->is_number_integer()) return std::nullopt;
   const int64_t count = value->get<int64_t>();  // above 2^63 it comes out negative
-  if (count < 0 || count > kMaxCount) return std::nullopt;
+  if (count < 1 || count > kMaxCount) return std::nullopt;
   return count;
 }
 
@@ -112,9 +112,7 @@ void TokenStream::OnEvent(const std::string& data, double now) {
   if (const Json* const usage = Find(*event, "usage"); usage != nullptr) {
     // Some servers count in each event, and say nothing in the last one.
     if (const auto count = FindCount(*usage, "prompt_tokens")) prompt_tokens_ = count;
-    if (const auto count = FindCount(*usage, "completion_tokens"); count.value_or(0) > 0) {
-      completion_tokens_ = count;
-    }
+    if (const auto count = FindCount(*usage, "completion_tokens")) completion_tokens_ = count;
   }
   const Json* const choices = Find(*event, "choices");
   if (choices == nullptr || !choices->is_array() || choices->empty()) return;

@@ -8,84 +8,10 @@
 
 #include "attention/kv_convert.h"
 #include "attention/selector.h"
-#include "tests/attention/cuda_test_device.h"
+#include "tests/attention/cuda_attention_kinds.h"
 
 namespace lockstep {
 namespace {
-
-// "float32", "float16", "bfloat16", each over an fp8 cache, too, and the latter two with prefill by
-// warpgroup products.
-struct Kind {
-  DType dtype;     // of queries and outputs
-  DType kv_dtype;  // of the cache
-  CudaPrefill prefill;
-};
-
-// Scales that bring normal numbers into fp8's range, some of them beyond it.
-constexpr float kKeyScale = 0.0117f, kValueScale = 0.0083f;
-
-class CudaAttentionTest : public testing::TestWithParam<Kind> {
- protected:
-  void SetUp() override {
-    if (NumCudaDevices() == 0) GTEST_SKIP() << "no CUDA device";
-    const auto device = SelectCudaDevice(0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    if (GetParam().prefill == CudaPrefill::kWarpgroup && !HasWarpgroupPrefill()) {
-      GTEST_SKIP() << "no warpgroup products";
-    }
-  }
-
-  static DType dtype() { return GetParam().dtype; }
-  static DType kv_dtype() { return GetParam().kv_dtype; }
-  static bool is_fp8() { return kv_dtype() == DType::kF8E4M3; }
-  // The shape over the cache of this kind.
-  static ScenarioShape WithCache(ScenarioShape shape) {
-    shape.kv_dtype = kv_dtype();
-    if (is_fp8()) {
-      shape.k_scale = kKeyScale;
-      shape.v_scale = kValueScale;
-    }
-    return shape;
-  }
-  static double Tolerance() { return RelativeErrorTolerance(dtype()); }
-  static std::unique_ptr<AttentionBackend> MakeBackend(const ScenarioShape& shape) {
-    return MakeHostFacedCuda(shape, dtype(), GetParam().prefill);
-  }
-
-  void ExpectDense(ScenarioShape shape) {
-    shape = WithCache(shape);
-    Scenario scenario(WithCache(shape));
-    RoundData(scenario, dtype());
-    const auto backend = MakeBackend(shape);
-    EXPECT_LT(RelativeError(scenario.RunStep(*backend), scenario.Expected()), Tolerance())
-        << Describe(shape);
-  }
-
-  ScenarioShape RandomShape(uint32_t seed) {
-    std::mt19937 rng(seed);
-    const auto pick = [&rng](std::initializer_list<int64_t> values) {
-      return *(values.begin() + rng() % values.size());
-    };
-    ScenarioShape shape;
-    shape.seed = seed;
-    shape.head_dim = pick({64, 80, 96, 128, 128, 256, 8, 24, 72, 112, 160, 7, 20, 320, 512});
-    shape.block_size = pick({16, 32, 16, 1, 8, 24});
-    shape.sliding_window = pick({0, 0, 0, 1, 5, 64, 100, 300});
-    shape.logit_softcap = static_cast<float>(pick({0, 0, 2, 30}));
-    shape.padding_rows = pick({0, 1, 3});
-    shape.group_sizes.clear();
-    for (int64_t i = pick({1, 2, 3}); i > 0; --i) {
-      shape.group_sizes.push_back(pick({1, 2, 3, 5, 7, 8, 16, 17, 33}));
-    }
-    for (int64_t i = pick({1, 2, 4, 9}); i > 0; --i) {
-      const int64_t seq_len = 1 + static_cast<int64_t>(rng() % pick({4, 40, 300, 700}));
-      const int64_t query_len =
-          std::min(seq_len, pick({1, 1, 1, 2, 17, seq_len > 100 ? 50 : seq_len}));
-      shape.requests.push_back({.query_len = query_len, .seq_len = seq_len});
-    }
-    return WithCache(shape);
-  }
-};
 
 TEST_P(CudaAttentionTest, EqualsDenseAttention) {
   for (uint32_t seed = 1; seed <= 80; ++seed) ExpectDense(RandomShape(seed));
@@ -183,73 +109,6 @@ TEST_P(CudaAttentionTest, DecodeFromPagesOfAnySize) {
   }
 }
 
-// Whether a block does all parts of a row, some or one is no matter: it depends on how many blocks
-// there are.
-TEST_P(CudaAttentionTest, RunsDoNotChangeBits) {
-  uint32_t seed = 700;
-  for (const int64_t window : {0, 777}) {
-    for (const int64_t head_dim : {64, 128}) {
-      ScenarioShape shape = {.requests = {},
-                             .group_sizes = {7, ++seed % 2 == 0 ? 3 : 12},
-                             .head_dim = head_dim,
-                             .block_size = seed % 3 == 0 ? 24 : 16,
-                             .sliding_window = window,
-                             .padding_rows = 1,
-                             .seed = seed};
-      for (const int64_t seq_len :
-           {1, 1025, 64, 65, 2049, 383, 384, 385, 700, 16, 1024, 1100, 5000, 300}) {
-        shape.requests.push_back({.query_len = 1, .seq_len = seq_len});
-      }
-      Scenario scenario(WithCache(shape));
-      RoundData(scenario, dtype());
-      std::vector<float> first;
-      for (const int64_t multiprocessors : {1, 3, 7, 12, 20, 132}) {
-        CudaBackend::Options options = OptionsFor(shape);
-        options.sizes.multiprocessors = multiprocessors;
-        options.prefill = GetParam().prefill;
-        const HostFacedCuda backend(options, dtype(), false);
-        const std::vector<float> out = scenario.RunStep(backend);
-        if (first.empty()) {
-          first = out;
-          EXPECT_LT(RelativeError(out, scenario.Expected()), Tolerance()) << Describe(shape);
-        }
-        EXPECT_TRUE(SameBits(out, first)) << Describe(shape) << " of " << multiprocessors;
-      }
-    }
-  }
-}
-
-// So many parts that one block has several of a request, or all of them. Alone each is a block's.
-TEST_P(CudaAttentionTest, ManyRequestsEqualEachAloneBitForBit) {
-  for (const int64_t head_dim : {64, 128}) {
-    for (const int64_t requests : {12, 40}) {
-      ScenarioShape shape = {.requests = {},
-                             .group_sizes = {7, 3},
-                             .head_dim = head_dim,
-                             .padding_rows = 1,
-                             .seed = static_cast<uint32_t>(head_dim + requests)};
-      for (int64_t i = 0; i < requests; ++i) {
-        shape.requests.push_back({.query_len = 1, .seq_len = 1 + i * 7919 % (i % 2 ? 2000 : 300)});
-      }
-      Scenario scenario(WithCache(shape));
-      RoundData(scenario, dtype());
-      CudaBackend::Options options = OptionsFor(shape);
-      options.sizes.min_split_keys = 64;
-      options.prefill = GetParam().prefill;
-      const HostFacedCuda backend(options, dtype(), false);
-      const std::vector<float> batch = scenario.RunStep(backend);
-      EXPECT_LT(RelativeError(batch, scenario.Expected()), Tolerance()) << Describe(shape);
-      std::vector<float> alone;
-      for (int64_t i = 0; i < requests; ++i) {
-        const std::vector<float> part = scenario.RunChunk(backend, i, 1, shape.requests[i].seq_len);
-        alone.insert(alone.end(), part.begin(), part.end());
-      }
-      alone.resize(batch.size(), 0.0f);
-      EXPECT_TRUE(SameBits(batch, alone)) << Describe(shape);
-    }
-  }
-}
-
 TEST_P(CudaAttentionTest, LongPrefill) {
   for (const int64_t window : {0, 70, 500}) {
     ExpectDense({.requests = {{.query_len = 900, .seq_len = 900},
@@ -324,59 +183,6 @@ TEST_P(CudaAttentionTest, QueriesOfAnySize) {
               Tolerance())
         << size;
   }
-}
-
-TEST_P(CudaAttentionTest, BatchEqualsAloneBitForBit) {
-  for (uint32_t seed = 100; seed < 140; ++seed) {
-    const ScenarioShape shape = RandomShape(seed);
-    Scenario scenario(WithCache(shape));
-    const auto backend = MakeBackend(shape);
-    const std::vector<float> batch = scenario.RunStep(*backend);
-    std::vector<float> alone;
-    for (size_t i = 0; i < shape.requests.size(); ++i) {
-      const std::vector<float> part =
-          scenario.RunChunk(*backend, static_cast<int64_t>(i), shape.requests[i].query_len,
-                            shape.requests[i].seq_len);
-      alone.insert(alone.end(), part.begin(), part.end());
-    }
-    alone.resize(batch.size(), 0.0f);
-    EXPECT_TRUE(SameBits(batch, alone)) << Describe(shape);
-  }
-}
-
-TEST_P(CudaAttentionTest, ChunkedEqualsWholeBitForBit) {
-  for (const int64_t window : {0, 90}) {
-    for (const int64_t chunk : {2, 16, 100, 254}) {
-      const ScenarioShape shape = {.requests = {{.query_len = 600, .seq_len = 600}},
-                                   .group_sizes = {3, 2},
-                                   .head_dim = 64,
-                                   .sliding_window = window};
-      Scenario scenario(WithCache(shape));
-      const auto backend = MakeBackend(shape);
-      const std::vector<float> whole = scenario.RunStep(*backend);
-      scenario.PoisonAll();
-      std::vector<float> chunked;
-      for (int64_t done = 0; done < 600; done += chunk) {
-        const int64_t end = std::min<int64_t>(600, done + chunk);
-        const std::vector<float> part = scenario.RunChunk(*backend, 0, end - done, end);
-        chunked.insert(chunked.end(), part.begin(), part.end());
-      }
-      EXPECT_TRUE(SameBits(whole, chunked)) << Describe(shape) << " chunk=" << chunk;
-    }
-  }
-}
-
-// Parts of a request arrive in any order; which block merges them must not show.
-TEST_P(CudaAttentionTest, RepeatedRunsAreEqualBitForBit) {
-  const ScenarioShape shape = {.requests = {{.query_len = 1, .seq_len = 3000},
-                                            {.query_len = 1, .seq_len = 700},
-                                            {.query_len = 40, .seq_len = 500}},
-                               .group_sizes = {7, 20},
-                               .head_dim = 128};
-  Scenario scenario(WithCache(shape));
-  const auto backend = MakeBackend(shape);
-  const std::vector<float> first = scenario.RunStep(*backend);
-  for (int i = 0; i < 20; ++i) EXPECT_TRUE(SameBits(first, scenario.RunStep(*backend))) << i;
 }
 
 TEST_P(CudaAttentionTest, PaddingRowsAreZeroAndARequestMayHaveNoRows) {
@@ -519,14 +325,14 @@ TEST_P(CudaAttentionTest, AccuracyAgainstWhatWasWritten) {
 constexpr CudaPrefill kMma = CudaPrefill::kMma, kWarpgroup = CudaPrefill::kWarpgroup;
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CudaAttentionTest,
-                         testing::Values(Kind{DType::kF32, DType::kF32, kMma},
-                                         Kind{DType::kF16, DType::kF16, kMma},
-                                         Kind{DType::kBF16, DType::kBF16, kMma},
-                                         Kind{DType::kF16, DType::kF16, kWarpgroup},
-                                         Kind{DType::kBF16, DType::kBF16, kWarpgroup},
-                                         Kind{DType::kF32, DType::kF8E4M3, kMma},
-                                         Kind{DType::kF16, DType::kF8E4M3, kMma},
-                                         Kind{DType::kBF16, DType::kF8E4M3, kMma}),
+                         testing::Values(CudaAttentionKind{DType::kF32, DType::kF32, kMma},
+                                         CudaAttentionKind{DType::kF16, DType::kF16, kMma},
+                                         CudaAttentionKind{DType::kBF16, DType::kBF16, kMma},
+                                         CudaAttentionKind{DType::kF16, DType::kF16, kWarpgroup},
+                                         CudaAttentionKind{DType::kBF16, DType::kBF16, kWarpgroup},
+                                         CudaAttentionKind{DType::kF32, DType::kF8E4M3, kMma},
+                                         CudaAttentionKind{DType::kF16, DType::kF8E4M3, kMma},
+                                         CudaAttentionKind{DType::kBF16, DType::kF8E4M3, kMma}),
                          [](const auto& info) {
                            const bool is_fp8 = info.param.kv_dtype == DType::kF8E4M3;
                            return std::string(Name(info.param.dtype)) + (is_fp8 ? "_fp8" : "") +

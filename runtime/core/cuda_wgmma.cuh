@@ -2,12 +2,15 @@
 // Warpgroup Level Matrix Multiply-Accumulate Instructions", "Matrix Descriptor Format". For sm_90a
 // only.
 //
-// A warpgroup is 128 threads of 4 consecutive warps. Its products have 64 rows, 16 for each warp,
-// and each warp's fragments are those of mma.m16n8k16 (see cuda_device_code.cuh).
+// A warpgroup is 128 threads of 4 consecutive warps. Its products have 64 rows; warp w has rows 16w
+// to 16w + 15 of them. Of thread lane = 4 * g + c of it, d[j][0], d[j][1] are row g, columns 8j +
+// 2c and + 1, and d[j][2], d[j][3] the same columns of row g + 8.
 #pragma once
 
-#include "attention/cuda_device_code.cuh"
-#include "attention/cuda_page_copy.cuh"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
 
 namespace lockstep {
 
@@ -18,6 +21,8 @@ namespace lockstep {
 // bytes.
 constexpr int kPanelColumns = 64;
 constexpr int kPanelRowBytes = 128;
+constexpr int kWgmmaRows = 64;     // of a product
+constexpr int kWgmmaColumns = 16;  // that it multiplies
 
 // Byte offset of piece `chunk` (8 elements) of a row in panels of `panel_bytes` each.
 __device__ inline uint32_t PanelOffset(int row, int chunk, uint32_t panel_bytes) {
@@ -66,8 +71,12 @@ __device__ inline void PinRegisters(uint32_t (&a)[kCount][4]) {
 }
 
 // clang-format off
+#define LOCKSTEP_REGISTERS_4 "%0, %1, %2, %3"
+#define LOCKSTEP_REGISTERS_8 LOCKSTEP_REGISTERS_4 ", %4, %5, %6, %7"
+#define LOCKSTEP_REGISTERS_12 LOCKSTEP_REGISTERS_8 ", %8, %9, %10, %11"
+#define LOCKSTEP_REGISTERS_16 LOCKSTEP_REGISTERS_12 ", %12, %13, %14, %15"
 #define LOCKSTEP_REGISTERS_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  LOCKSTEP_REGISTERS_16 ", " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LOCKSTEP_REGISTERS_40 \
   LOCKSTEP_REGISTERS_32 ", " \
@@ -89,6 +98,7 @@ __device__ inline void PinRegisters(uint32_t (&a)[kCount][4]) {
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LOCKSTEP_OUT_4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define LOCKSTEP_OUT_8(d, i) LOCKSTEP_OUT_4(d, i), LOCKSTEP_OUT_4(d, i + 1)
+#define LOCKSTEP_OUT_12(d, i) LOCKSTEP_OUT_8(d, i), LOCKSTEP_OUT_4(d, i + 2)
 #define LOCKSTEP_OUT_16(d, i) LOCKSTEP_OUT_8(d, i), LOCKSTEP_OUT_8(d, i + 2)
 #define LOCKSTEP_OUT_32(d, i) LOCKSTEP_OUT_16(d, i), LOCKSTEP_OUT_16(d, i + 4)
 #define LOCKSTEP_OUT_40(d, i) LOCKSTEP_OUT_32(d, i), LOCKSTEP_OUT_8(d, i + 8)
@@ -106,8 +116,9 @@ struct Wgmma;
 #define LOCKSTEP_DEFINE_WGMMA(T, TYPE, N, COUNT, I0, I1, I2, I3, I4, I5)                          \
   template <>                                                                                     \
   struct Wgmma<T, N> {                                                                            \
-    /* a: 64 rows of 16; b: N rows of 16, of which the columns are b's. 0: the result is new. */  \
-    static __device__ void Logits(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) { \
+    /* a: 64 rows of 16, or fragments; b: N rows of 16. accumulate 0: the result is new. */       \
+    static __device__ void MultiplyRows(float (&d)[N / 8][4], uint64_t a, uint64_t b,             \
+                                        int accumulate) {                                         \
       asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #I2                     \
                    ", 0;\n"                                                                       \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                \
@@ -117,8 +128,8 @@ struct Wgmma;
                    : "l"(a), "l"(b), "r"(accumulate)                                              \
                    : "memory");                                                                   \
     }                                                                                             \
-    static __device__ void Logits(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b,       \
-                                  int accumulate) {                                               \
+    static __device__ void MultiplyRows(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, \
+                                        int accumulate) {                                         \
       asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #I5                     \
                    ", 0;\n"                                                                       \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                \
@@ -129,7 +140,8 @@ struct Wgmma;
                    : "memory");                                                                   \
     }                                                                                             \
     /* a: fragments; b: 16 rows of N columns. */                                                  \
-    static __device__ void Values(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {     \
+    static __device__ void MultiplyColumns(float (&d)[N / 8][4], const uint32_t (&a)[4],          \
+                                           uint64_t b) {                                          \
       asm volatile(                                                                               \
           "{\n.reg .pred accumulate;\nsetp.eq.b32 accumulate, 0, 0;\n"                            \
           "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                         \
@@ -141,6 +153,10 @@ struct Wgmma;
     }                                                                                             \
   }
 #define LOCKSTEP_DEFINE_WGMMAS(T, TYPE)                            \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 8, 4, 4, 5, 6, 7, 8, 9);          \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 16, 8, 8, 9, 10, 11, 12, 13);     \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 24, 12, 12, 13, 14, 15, 16, 17);  \
+  LOCKSTEP_DEFINE_WGMMA(T, TYPE, 32, 16, 16, 17, 18, 19, 20, 21);  \
   LOCKSTEP_DEFINE_WGMMA(T, TYPE, 64, 32, 32, 33, 34, 35, 36, 37);  \
   LOCKSTEP_DEFINE_WGMMA(T, TYPE, 80, 40, 40, 41, 42, 43, 44, 45);  \
   LOCKSTEP_DEFINE_WGMMA(T, TYPE, 96, 48, 48, 49, 50, 51, 52, 53);  \
