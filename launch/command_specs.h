@@ -41,5 +41,9 @@ CommandSpec VersionSpec(VersionOptions* options);
 // Groups of the commands that run an engine (engine_flags.cc).
 OptionGroup ModelGroup(EngineFlags* flags);
 std::vector<OptionGroup> EngineGroups(EngineFlags* flags);
+// Of those that measure one.
+OptionGroup EmulationGroup(EngineFlags* flags);
+// Of what was given together; what it says of the job, the engine checks.
+absl::Status CheckEmulation(const EngineFlags& flags);
 
 }  // namespace lockstep

@@ -25,7 +25,8 @@ constexpr Field kFields[] = {
     {"step_seconds", &DeviceRates::step_seconds},
 };
 
-// tests/bench/RESULTS.md, "Decoder on GPUs": steps of Qwen2.5-7B's shape on one and two of them.
+// Chosen so that predicted steps of Qwen2.5-7B's shape on one and two of them agree with measured
+// ones; tests/bench/RESULTS.md, "Predicted steps", has both.
 DeviceRates H200() {
   return {.name = "h200",
           .memory_bytes = 143771.0 * (1 << 20),

@@ -206,4 +206,26 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
           Kept(CudaGroup(engine), flags), Kept(std::move(debug), flags)};
 }
 
+OptionGroup EmulationGroup(EngineFlags* flags) {
+  EmulatedRank* const emulated = &flags->engine.emulated;
+  return Kept(
+      {"Emulation",
+       {{"--emulate-tp", "N",
+         "One rank, started without others, loads and computes what a rank of N does, on CPUs with "
+         "the --threads that it would have there. Sums over ranks are left out, so the time is "
+         "that "
+         "of its compute alone, and answers mean nothing.",
+         "", false, StoreInt(&emulated->tp_size, 1, 65536)},
+        {"--rank", "R", "With --emulate-tp: which one, 0 to N - 1.", "0", false,
+         StoreInt(&emulated->rank, 0, 65535)}}},
+      flags);
+}
+
+absl::Status CheckEmulation(const EngineFlags& flags) {
+  if (flags.engine.emulated.tp_size > 0 || !flags.given.contains("--rank")) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("--rank needs --emulate-tp: it says which rank is emulated");
+}
+
 }  // namespace lockstep

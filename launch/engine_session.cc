@@ -47,7 +47,7 @@ absl::Status OpenOnThisRank(const EngineFlags& flags, const Communicator& commun
                             ModelSource* source) {
   LOCKSTEP_ASSIGN_OR_RETURN(*source,
                             OpenModel(flags.model, flags.load_format, flags.use_generation_config));
-  return PartitionModel(source->config.Dims(), communicator.size()).status();
+  return PartitionJob(source->config.Dims(), communicator.size(), flags.engine.emulated).status();
 }
 
 // COLLECTIVE. Each rank opens the model by itself; rank 0 also prepares its job. Whatever ranks

@@ -131,4 +131,22 @@ absl::StatusOr<std::vector<RankPartition>> PartitionModel(const PartitionDims& d
   return parts;
 }
 
+absl::StatusOr<std::vector<RankPartition>> PartitionJob(const PartitionDims& dims, int num_ranks,
+                                                        const EmulatedRank& emulated) {
+  if (emulated.tp_size == 0) return PartitionModel(dims, num_ranks);
+  if (emulated.rank < 0 || emulated.rank >= emulated.tp_size) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--rank %d is not a rank of --emulate-tp %d: 0 to %d", emulated.rank,
+                        emulated.tp_size, emulated.tp_size - 1));
+  }
+  if (num_ranks != 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--emulate-tp %d needs one rank, which computes the share of one of %d; %d were started",
+        emulated.tp_size, emulated.tp_size, num_ranks));
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> all,
+                            PartitionModel(dims, emulated.tp_size));
+  return std::vector<RankPartition>{all[static_cast<size_t>(emulated.rank)]};
+}
+
 }  // namespace lockstep

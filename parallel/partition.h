@@ -41,4 +41,17 @@ struct RankPartition {
 // Hkv does not divide Hq.
 absl::StatusOr<std::vector<RankPartition>> PartitionModel(const PartitionDims& dims, int tp_size);
 
+// One rank that computes what rank `rank` of `tp_size` does, without the others: sums over ranks
+// are its own part alone, so its answers mean nothing, but its work is that rank's.
+struct EmulatedRank {
+  int tp_size = 0;  // 0: nothing is emulated
+  int rank = 0;
+};
+
+// What each of a job's num_ranks ranks holds: PartitionModel's parts or, on the one rank that an
+// emulation runs on, that rank's. InvalidArgument as PartitionModel, and for an emulation on
+// several ranks or of a rank that is not in [0, tp_size).
+absl::StatusOr<std::vector<RankPartition>> PartitionJob(const PartitionDims& dims, int num_ranks,
+                                                        const EmulatedRank& emulated);
+
 }  // namespace lockstep

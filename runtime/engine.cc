@@ -14,7 +14,6 @@
 #include "model/cuda_sum.h"
 #include "model/kv_scales.h"
 #include "model/null_decoder.h"
-#include "parallel/partition.h"
 #include "parallel/rank_links.h"
 #include "runtime/core/log.h"
 #include "runtime/engine_loop.h"
@@ -58,6 +57,18 @@ absl::Status CheckNullOptions(const EngineOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckEmulation(const EngineOptions& options) {
+  if (options.null_model) {
+    return absl::InvalidArgumentError(
+        "--emulate-tp measures a rank's arithmetic, and --load-format null has none");
+  }
+  if (options.check_tp_steps > 0) {
+    return absl::InvalidArgumentError(
+        "--check-tp compares ranks with each other: it does not go with --emulate-tp");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 0));
   LOCKSTEP_RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1));
@@ -77,6 +88,7 @@ absl::Status CheckOptions(const EngineOptions& options, int num_ranks) {
         absl::StrFormat("sum_multiprocessors is %d: it must be 1 to %d (0: NCCL's choice)",
                         options.sum_multiprocessors, NcclCommunicator::kMaxBlocks));
   }
+  if (options.emulated.tp_size > 0) LOCKSTEP_RETURN_IF_ERROR(CheckEmulation(options));
   if (options.check_tp_steps > 0) LOCKSTEP_RETURN_IF_ERROR(CheckTpNeedsRanks(num_ranks));
   if (options.steps_in_flight < 0 || options.steps_in_flight > 2) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -313,6 +325,7 @@ EngineLoopOptions LoopOptions(const ModelSource& source, const EngineOptions& op
   if (loop.steps_in_flight == 0) loop.steps_in_flight = on_cuda ? 2 : 1;
   loop.heartbeat_seconds = options.heartbeat_seconds;
   loop.step_log = options.step_log;
+  loop.emulates_rank = options.emulated.tp_size > 0;
   loop.watched = options.watched;
   return loop;
 }
@@ -331,7 +344,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
   LOCKSTEP_RETURN_IF_ERROR(CheckOptions(options, communicator.size()));
   LOCKSTEP_ASSIGN_OR_RETURN(const int64_t wanted_model_len, WantedModelLen(options, config));
   LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<RankPartition> partition,
-                            PartitionModel(config.Dims(), communicator.size()));
+                            PartitionJob(config.Dims(), communicator.size(), options.emulated));
   EngineParts parts;
   DeviceKind device = DeviceKind::kCpu;
   if (!options.null_model) {
@@ -388,6 +401,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelSource& source
     LOCKSTEP_RETURN_IF_ERROR(parts.tp_checker->CreatePool(budget.num_blocks));
   }
   times->End("KV pool");
+  if (options.emulated.tp_size > 0) {
+    LogInfo(absl::StrFormat("emulates rank %d of %d: no sums over ranks, answers mean nothing",
+                            options.emulated.rank, options.emulated.tp_size));
+  }
   if (communicator.rank() == 0) {
     LogBudget(budget, options, wanted_model_len, shape,
               partition[static_cast<size_t>(budget.limiting_rank)], on_cuda, memory);

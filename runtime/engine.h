@@ -12,6 +12,7 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/communicator.h"
+#include "parallel/partition.h"
 #include "runtime/core/phase_times.h"
 #include "runtime/request.h"
 #include "runtime/scheduler_stats.h"
@@ -59,6 +60,9 @@ struct EngineOptions {
   // Where this rank shows how far it has come, and its links to other ranks' GPUs, to a watch of
   // the job (parallel/rank_links.h, rank_watch.h). It outlives the engine; null: to nobody.
   WatchedRank* watched = nullptr;
+
+  // One rank of more, measured alone (parallel/partition.h). Prompts are not scored then.
+  EmulatedRank emulated;
 
   // The engine without arithmetic (model/null_decoder.h), on the CPU: no weight is read.
   bool null_model = false;

@@ -79,6 +79,10 @@ absl::Status EngineLoop::CheckOpen() const {
 absl::StatusOr<RequestId> EngineLoop::Submit(Request request) {
   LOCKSTEP_RETURN_IF_ERROR(CheckOpen());
   LOCKSTEP_RETURN_IF_ERROR(scheduler_->Check(request));
+  if (options_.emulates_rank &&
+      (request.on_prompt_logits || request.sampling.num_prompt_logprobs.has_value())) {
+    return absl::InvalidArgumentError("a rank that is emulated has no whole logits to score with");
+  }
   const std::lock_guard lock(mutex_);
   if (stop_requested_) return absl::FailedPreconditionError("the engine is being stopped");
   inbox_.push_back({next_id_, std::move(request)});

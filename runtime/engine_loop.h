@@ -43,6 +43,7 @@ struct EngineLoopOptions {
   int steps_in_flight = 1;
   double heartbeat_seconds = 1;
   std::string step_log;
+  bool emulates_rank = false;      // there are no other ranks that hold the rest of the vocabulary
   WatchedRank* watched = nullptr;  // as in EngineOptions
 };
 

@@ -31,6 +31,11 @@ OrderedJson EngineJson(const std::string& kind, const EngineFlags& flags,
   json["model"] = flags.model;
   json["weights"] = Weights(flags);
   json["num_ranks"] = session.num_ranks;
+  const EmulatedRank& emulated = flags.engine.emulated;
+  json["emulated"] = nullptr;
+  if (emulated.tp_size > 0) {
+    json["emulated"] = {{"tp_size", emulated.tp_size}, {"rank", emulated.rank}};
+  }
   json["num_threads"] = session.num_threads;
   json["device"] = DeviceName(session);
   json["dtype"] = std::string(Name(session.dtype));
@@ -40,10 +45,15 @@ OrderedJson EngineJson(const std::string& kind, const EngineFlags& flags,
 }
 
 std::string EngineText(const EngineFlags& flags, const SessionInfo& session) {
-  return absl::StrFormat("%s (weights: %s), %d rank%s of %d thread%s, %s, %s", flags.model,
+  std::string emulated;
+  if (const EmulatedRank& rank = flags.engine.emulated; rank.tp_size > 0) {
+    emulated =
+        absl::StrFormat(", emulates rank %d of %d without its sums", rank.rank, rank.tp_size);
+  }
+  return absl::StrFormat("%s (weights: %s), %d rank%s of %d thread%s, %s, %s%s", flags.model,
                          Weights(flags), session.num_ranks, session.num_ranks == 1 ? "" : "s",
                          session.num_threads, session.num_threads == 1 ? "" : "s",
-                         DeviceName(session), Name(session.dtype));
+                         DeviceName(session), Name(session.dtype), emulated);
 }
 
 absl::StatusOr<int64_t> ExpectedModelLen(const EngineFlags& flags, const ModelSource& source) {

@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-// kind, model, weights, num_ranks, num_threads, device, dtype, max_model_len, load_seconds.
+// kind, model, weights, num_ranks, emulated (null, or tp_size and rank), num_threads, device,
+// dtype, max_model_len, load_seconds.
 OrderedJson EngineJson(const std::string& kind, const EngineFlags& flags,
                        const SessionInfo& session, int64_t max_model_len);
 // The same in a line.

@@ -276,7 +276,7 @@ CommandSpec LatencyBenchSpec(LatencyBenchOptions* options) {
       absl::StrCat("Runs batches of random prompts, one after the other, greedily and without the\n"
                    "prefix cache's help.\n",
                    kMeasured),
-      {std::move(group), ModelGroup(&options->engine)},
+      {std::move(group), EmulationGroup(&options->engine), ModelGroup(&options->engine)},
       absl::StrCat("Examples:\n"
                    "  mpirun -np 2 lockstep bench latency ./Llama --batch-size 1 --input-len 512\n"
                    "  lockstep bench latency ./Llama --load-format dummy --json\n\n",
@@ -289,6 +289,7 @@ CommandSpec LatencyBenchSpec(LatencyBenchOptions* options) {
 }
 
 absl::Status CheckLatencyBench(const LatencyBenchOptions& options) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckEmulation(options.engine));
   if (options.batch_size <= options.engine.engine.max_num_seqs) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "--batch-size %d is more than --max-num-seqs %d: they would not run side by side",

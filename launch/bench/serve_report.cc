@@ -59,7 +59,8 @@ void AddMetrics(const ServeBenchOptions& options, const Samples& samples, Ordere
     put("median", [](const Statistics& s) { return s.median(); });
     put("std", [](const Statistics& s) { return s.std(); });
     for (const double p : options.percentiles) {
-      put("p" + PercentileName(p), [p](const Statistics& s) { return s.Percentile(p); });
+      put(absl::StrCat("p", PercentileName(p)),
+          [p](const Statistics& s) { return s.Percentile(p); });
     }
   }
 }
@@ -155,7 +156,7 @@ std::string MetricLines(const ServeBenchOptions& options, const std::string& met
   line("Median", "median");
   line("Std", "std");
   for (const double p : options.percentiles) {
-    line("P" + PercentileName(p), "p" + PercentileName(p));
+    line(absl::StrCat("P", PercentileName(p)), absl::StrCat("p", PercentileName(p)));
   }
   return text;
 }

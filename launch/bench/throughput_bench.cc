@@ -231,7 +231,7 @@ CommandSpec ThroughputBenchSpec(ThroughputBenchOptions* options) {
       "MODEL",
       "many prompts at once, without a server: requests/s, tokens/s",
       absl::StrCat("Submits all prompts at once and answers them as fast as it can.\n", kMeasured),
-      {std::move(group), ModelGroup(&options->engine)},
+      {std::move(group), EmulationGroup(&options->engine), ModelGroup(&options->engine)},
       absl::StrCat(
           "Examples:\n"
           "  mpirun -np 2 lockstep bench throughput ./Llama --num-prompts 200 --input-len 512\n"
@@ -245,6 +245,7 @@ CommandSpec ThroughputBenchSpec(ThroughputBenchOptions* options) {
 }
 
 absl::Status CheckThroughputBench(const ThroughputBenchOptions& options) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckEmulation(options.engine));
   if (!options.prompts.empty() || !options.chat) return absl::OkStatus();
   return absl::InvalidArgumentError("--chat needs --prompts: random prompts are token ids");
 }

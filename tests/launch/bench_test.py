@@ -80,6 +80,22 @@ class BenchLatencyTest(Bench):
             self.assertLessEqual(r["step_ms"]["mean"] * 5, r["decode_ms"]["mean"] * (1 + 1e-9))
             self.assertEqual(r["preemptions"], 0)
 
+    def test_one_rank_of_more(self):
+        r = self.bench("latency", self.model, *DUMMY, "--emulate-tp", 3, "--rank", 2, "--output-len", 4, "--repeats", 2)
+        self.assertEqual((r["num_ranks"], r["emulated"]), (1, {"tp_size": 3, "rank": 2}))
+        self.check_statistics(r["step_ms"], 6)
+        r = self.bench("throughput", self.model, *DUMMY, "--emulate-tp", 2, "--num-prompts", 3, "--input-len", 8, "--output-len", 4)
+        self.assertEqual(r["emulated"], {"tp_size": 2, "rank": 0})
+        table = lockstep("bench", "latency", self.model, *DUMMY, "--emulate-tp", 2, "--rank", 1, "--output-len", 4, "--repeats", 1)
+        self.assertIn("emulates rank 1 of 2", table.out.decode())
+        run = lambda *args, **options: lockstep("bench", "latency", self.model, *args, **options)
+        self.assert_refused(run(*DUMMY, "--emulate-tp", 2, ranks=2), "--emulate-tp 2", "2 were started")
+        self.assert_refused(run(*DUMMY, "--emulate-tp", 2, "--rank", 2), "--rank 2", "0 to 1")
+        self.assert_refused(run(*DUMMY, "--rank", 1), "--rank needs --emulate-tp")
+        self.assert_refused(run(*DUMMY, "--emulate-tp", 999), "999", "query heads")
+        self.assert_refused(run(*NULL, "--emulate-tp", 2), "--emulate-tp", "null")
+        self.assert_refused(run(*DUMMY, "--emulate-tp", 2, "--check-tp", 1), "--check-tp", "--emulate-tp")
+
     def test_one_token_has_no_decode(self):
         r = self.bench("latency", self.model, *NULL, "--output-len", 1, "--repeats", 2, "--warmup", 0)
         for name in ("decode_ms", "step_ms", "tpot_ms", "decode_tokens_per_second"):

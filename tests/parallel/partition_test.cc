@@ -237,5 +237,22 @@ TEST(PartitionTest, PublishedShapes) {
   EXPECT_GE(models, 1);
 }
 
+TEST(PartitionTest, AnEmulatedRankHoldsWhatItHoldsAmongOthers) {
+  const PartitionDims dims = {28, 4, 4096, 32000};
+  for (int rank = 0; rank < 8; ++rank) {
+    const auto alone = PartitionJob(dims, 1, {8, rank});
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    ASSERT_EQ(alone->size(), 1);
+    EXPECT_EQ((*alone)[0], Partition(28, 4, 8)[static_cast<size_t>(rank)]);
+  }
+  EXPECT_EQ(*PartitionJob(dims, 2, {}), Partition(28, 4, 2));
+  const auto refusal = [&](int num_ranks, EmulatedRank emulated) {
+    return std::string(PartitionJob(dims, num_ranks, emulated).status().message());
+  };
+  EXPECT_NE(refusal(2, {8, 0}).find("2 were started"), std::string::npos) << refusal(2, {8, 0});
+  EXPECT_NE(refusal(1, {8, 8}).find("--rank 8"), std::string::npos) << refusal(1, {8, 8});
+  EXPECT_NE(refusal(1, {29, 0}).find("29"), std::string::npos) << refusal(1, {29, 0});
+}
+
 }  // namespace
 }  // namespace lockstep

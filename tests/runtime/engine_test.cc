@@ -381,5 +381,41 @@ TEST(EngineTest, StopIsIdempotentAndFinal) {
   }));
 }
 
+// Its vocabulary is its own part; one rank of one is the engine as it always is.
+TEST(EngineTest, AnEmulatedRankAnswersWithItsOwnIds) {
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  sampling.max_tokens = 12;
+  const std::vector<int32_t> prompt = {5, 60, 99, 2};
+  const auto run = [&](EmulatedRank emulated) {
+    EngineOptions options = TestOptions();
+    options.emulated = emulated;
+    Result result;
+    ExpectOk(RunEngine(TinyConfig(), options, 1, [&](Engine& engine) {
+      LOCKSTEP_RETURN_IF_ERROR(engine.Submit(Recorded(prompt, sampling, &result)).status());
+      return engine.RunUntilIdle();
+    }));
+    return result.tokens;
+  };
+  EXPECT_EQ(run({1, 0}), run({}));
+  const auto partition = PartitionModel(TinyConfig().Dims(), 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const Range own = (*partition)[static_cast<size_t>(rank)].vocab;
+    const std::vector<int32_t> ids = run({3, rank});
+    EXPECT_EQ(ids.size(), 12);
+    for (const int32_t id : ids) EXPECT_TRUE(own.begin <= id && id < own.end) << id;
+  }
+
+  EngineOptions options = TestOptions();
+  options.emulated = {3, 3};
+  ExpectRefused(TinyConfig(), options, {"--rank 3", "0 to 2"});
+  options.emulated = {3, 1};
+  Result scored;
+  ExpectOk(RunEngine(TinyConfig(), options, 1, [&](Engine& engine) {
+    EXPECT_FALSE(engine.Submit(Scored(prompt, TinyConfig().vocab_size, &scored)).ok());
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
 }  // namespace lockstep
