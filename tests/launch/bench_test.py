@@ -3,7 +3,7 @@
 
 usage: bench_test.py LOCKSTEP SOURCE_DIR [CLASS...]
 """
-import http.server, json, os, resource, threading, unittest.mock
+import http.server, json, os, resource, signal, subprocess, threading, unittest.mock
 
 from command_harness import LOCKSTEP, SOURCE, Commands, lockstep, main, write_tokenizer
 from serve_harness import Server
@@ -35,13 +35,13 @@ class Bench(Commands):
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         return path
 
-    def check_result(self, r):
-        """What must hold whatever the server did."""
+    def check_result(self, r, unsent=0):
+        """What must hold whatever the server did; `unsent` requests were given up before they were sent."""
         self.assertEqual(r["completed"] + r["failed"], r["num_prompts"])
         self.assertAlmostEqual(r["duration"] * r["request_throughput"], r["completed"], places=6)
         self.assertAlmostEqual(r["duration"] * r["output_throughput"], r["total_output_tokens"], places=6)
         self.assertAlmostEqual(r["duration"] * r["total_token_throughput"], r["total_input_tokens"] + r["total_output_tokens"], places=6)
-        self.assertEqual(r["send_lateness_ms"]["count"], r["num_prompts"])
+        self.assertEqual(r["send_lateness_ms"]["count"], r["num_prompts"] - unsent)
         self.assertGreaterEqual(r["send_lateness_ms"]["min"], 0)
         for metric in ("ttft", "tpot", "itl", "e2el"):
             if r.get(f"mean_{metric}_ms") is not None:
@@ -53,8 +53,9 @@ class Bench(Commands):
             self.assertEqual(sum(1 for e in r["errors"] if e), r["failed"])
             self.assertEqual(sum(r["output_lens"]), r["total_output_tokens"])
             self.assertEqual(r["arrival_times"], sorted(r["arrival_times"]))
+            self.assertEqual(r["send_times"].count(None), unsent)
             for arrival, sent in zip(r["arrival_times"], r["send_times"]):
-                self.assertLessEqual(arrival, sent)
+                self.assertTrue(sent is None or arrival <= sent)
 
     def load(self, url, *args, status=0, **options):
         r = self.bench("serve", "--base-url", url, *args, status=status, **options)
@@ -423,6 +424,29 @@ class BenchFaultyServerTest(Bench):
             stop.set()
         self.assertEqual((r["completed"], r["failed"]), (7, 1))
         self.assertIn("no end within 3 s", r["errors"][0])
+
+    def test_a_signal_ends_it_with_what_there_is(self):
+        """Requests 0 to 3 are answered, 4 and 5 never, and 6 and 7 wait for a place."""
+        stop = threading.Event()
+        with FakeServer(lambda handler, number, _: good(handler, 2) if number < 4 else stop.wait(30)) as fake:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                fake.bodies.clear()
+                saved = self.folder / f"{number.name}.json"
+                bench = subprocess.Popen(
+                    [LOCKSTEP, "bench", "serve", "--base-url", fake.url, "--num-prompts", "8", "--max-concurrency", "2", "--no-test-request",
+                     "--output-len", "2", "--json", "--save-result", "--save-detailed", "--result-filename", str(saved)],
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                self.assertTrue(fake.wait_for_posts(6))
+                bench.send_signal(number)
+                out, err = bench.communicate(timeout=10)
+                self.assertEqual(bench.returncode, 1, err)
+                r = json.loads(out)
+                self.check_result(r, unsent=2)
+                self.assertEqual((r["completed"], r["failed"]), (4, 4), r)
+                self.assertEqual(json.loads(saved.read_text()), r)
+                self.assertIn(number.name, err.decode())
+            stop.set()
+        self.assertEqual(sorted(f.name for f in self.folder.glob("*SIG*")), ["SIGINT.json", "SIGTERM.json"])
 
     def test_words_where_ids_are_not_taken(self):
         def answer(handler, number, body):
