@@ -14,6 +14,7 @@ struct CommandTable {
   ServeOptions serve;
   SuperviseOptions supervise;
   BatchOptions batch;
+  ReportOptions report;
   TokenizeOptions tokenize;
   PlanOptions plan;
   VersionOptions version;
@@ -26,6 +27,7 @@ struct CommandTable {
             SuperviseSpec(&supervise),
             BatchSpec(&batch),
             {"bench", "KIND ...", kBenchSummary, "", {}, "", nullptr},  // ParseBench has the rest
+            ReportSpec(&report),
             TokenizeSpec(&tokenize),
             PlanSpec(&plan),
             VersionSpec(&version),
@@ -91,6 +93,7 @@ Command TakeOptions(CommandTable& table, const std::string& command) {
   if (command == "serve") return std::move(table.serve);
   if (command == "supervise") return std::move(table.supervise);
   if (command == "batch") return std::move(table.batch);
+  if (command == "report") return std::move(table.report);
   if (command == "tokenize") return std::move(table.tokenize);
   if (command == "plan") return std::move(table.plan);
   return table.version;
@@ -124,7 +127,7 @@ absl::StatusOr<Command> ParseCommandLine(std::span<const std::string> args) {
     if (topic->name == "bench") return ParseBenchLine(std::vector<std::string>{"--help"});
     return HelpOptions{FormatHelp(*topic)};
   }
-  if (spec->operand == "MODEL") StripTrailingSlashes(spec->operand_value);
+  if (spec->operand == "MODEL" || spec->operand == "DIR") StripTrailingSlashes(spec->operand_value);
   if (absl::Status status = CheckTogether(table, spec->name); !status.ok()) {
     return WithHint(status, spec->name);
   }

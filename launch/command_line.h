@@ -10,6 +10,7 @@
 #include "launch/bench/bench_command.h"
 #include "launch/generate_command.h"
 #include "launch/plan_command.h"
+#include "launch/report/report_command.h"
 #include "launch/score_command.h"
 #include "launch/serve_command.h"
 #include "launch/supervise_command.h"
@@ -23,9 +24,9 @@ struct HelpOptions {
   std::string text;
 };
 
-using Command =
-    std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions, SuperviseOptions,
-                 BatchOptions, BenchOptions, TokenizeOptions, PlanOptions, VersionOptions>;
+using Command = std::variant<HelpOptions, GenerateOptions, ScoreOptions, ServeOptions,
+                             SuperviseOptions, BatchOptions, BenchOptions, ReportOptions,
+                             TokenizeOptions, PlanOptions, VersionOptions>;
 
 // `args` without the program's name. InvalidArgument when they are no valid command line; the
 // message ends with the help command to try. Pure: reads no file and no environment.

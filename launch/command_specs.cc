@@ -136,6 +136,23 @@ CommandSpec PlanSpec(PlanOptions* options) {
       &options->model};
 }
 
+CommandSpec ReportSpec(ReportOptions* options) {
+  return {"report",
+          "DIR",
+          "a report on how a model scales, from benchmarks' results",
+          "Reads the results that launch/scaling.sh has left in DIR, and writes report.html (one\n"
+          "page with charts that needs no network), report.csv and report.json beside them:\n"
+          "speed-up and efficiency over ranks, where a step's time goes, all-reduces, latency\n"
+          "against throughput, and whether all numbers of ranks give the same answers. Reports\n"
+          "that are there are replaced. No model, no MPI.\n",
+          {},
+          absl::StrCat("Example:\n"
+                       "  bash launch/scaling.sh ./Llama --ranks 1,2 --out results\n"
+                       "  lockstep report results\n\n",
+                       kExitStatuses),
+          &options->folder};
+}
+
 CommandSpec VersionSpec(VersionOptions* options) {
   return {"version",
           "",

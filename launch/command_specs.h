@@ -8,6 +8,7 @@
 #include "launch/generate_command.h"
 #include "launch/option_parser.h"
 #include "launch/plan_command.h"
+#include "launch/report/report_command.h"
 #include "launch/score_command.h"
 #include "launch/serve_command.h"
 #include "launch/supervise_command.h"
@@ -36,6 +37,7 @@ CommandSpec TokenizeSpec(TokenizeOptions* options);
 absl::Status CheckTokenizeOptions(const TokenizeOptions& options);
 
 CommandSpec PlanSpec(PlanOptions* options);
+CommandSpec ReportSpec(ReportOptions* options);
 CommandSpec VersionSpec(VersionOptions* options);
 
 // Groups of the commands that run an engine (engine_flags.cc).

@@ -35,6 +35,7 @@ struct RunCommand {
   int operator()(const SuperviseOptions& options) const { return RunSupervise(options); }
   int operator()(const BatchOptions& options) const { return RunBatch(options); }
   int operator()(const BenchOptions& options) const { return options.kind->run(options); }
+  int operator()(const ReportOptions& options) const { return RunReport(options); }
   int operator()(const TokenizeOptions& options) const { return RunTokenize(options); }
   int operator()(const PlanOptions& options) const { return RunPlan(options); }
   int operator()(const VersionOptions& options) const { return RunVersion(options); }

@@ -66,8 +66,10 @@ std::string JsonText(const ModelPlan& plan, const PlanOptions& options) {
   json["num_query_heads"] = plan.config.num_query_heads;
   json["num_kv_heads"] = plan.config.num_kv_heads;
   json["head_dim"] = plan.config.head_dim;
+  json["hidden_size"] = plan.config.hidden_size;
   json["intermediate_size"] = plan.config.intermediate_size;
   json["vocab_size"] = plan.config.vocab_size;
+  json["layer_windows"] = plan.config.layer_windows;
   json["weight_bytes"] = TotalWeightBytes(plan);
   json["tokens"] = TokensJson(plan.tokens);
   json["ranks"] = OrderedJson::array();

@@ -38,7 +38,8 @@ inline constexpr char kPlanKvMemoryHelp[] =
 inline constexpr char kPlanJsonHelp[] =
     "One JSON object on one line: model, model_type, tp_size, dtype, kv_cache_dtype, block_size, "
     "memory_gib, kv_cache_memory_bytes, num_layers, num_query_heads, num_kv_heads, head_dim, "
-    "intermediate_size, vocab_size, weight_bytes (sum over ranks), tokens (of the job), and ranks, "
+    "hidden_size, intermediate_size, vocab_size, layer_windows (tokens, 0: full attention; empty: "
+    "all full), weight_bytes (sum over ranks), tokens (of the job), and ranks, "
     "a list of {rank, query_heads, kv_heads, intermediate_rows, vocab_rows, weight_bytes, "
     "kv_bytes_per_token, tokens}. Ranges are [begin, end) in the model's numbering; tokens are "
     "null without --memory-gib and --kv-cache-memory, and so is what was not given.";

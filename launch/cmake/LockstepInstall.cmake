@@ -6,6 +6,7 @@ include(CMakePackageConfigHelpers)
 set_target_properties(lockstep PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)  # MPI may lie anywhere
 install(TARGETS lockstep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(PROGRAMS launch/run.sh DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME lockstep-run)
+install(PROGRAMS launch/scaling.sh DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME lockstep-scaling)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # What a program links: the engine, tokenizers and chat templates.
