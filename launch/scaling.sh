@@ -94,7 +94,7 @@ for ((i = 0; i < ${#engine[@]}; ++i)); do
   case ${word%%=*} in
     --dtype|--kv-cache-dtype|--block-size) plan_options+=("${word%%=*}" "$value") ;;
     --device) device=$value ;;
-    --json|--step-log) refuse "$word: is not for all runs alike; leave it out" ;;
+    --json|--step-log|--emulate-tp|--rank) refuse "$word: is not for all runs alike; leave it out" ;;
   esac
 done
 

@@ -29,12 +29,6 @@ std::atomic<bool> ranks_elsewhere = false;
 // The launcher needs 3 s where all hosts can be reached.
 constexpr std::chrono::seconds kLauncherPatience(5);
 
-// The ranks of this rank's host: those that MPI finds to share its memory.
-struct HostRanks {
-  int count = 0;
-  int first = 0;  // the lowest
-};
-
 class MpiCommunicator : public Communicator {
  public:
   // After MPI_Init.
@@ -44,8 +38,7 @@ class MpiCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string host() const override { return host_; }
-  int ranks_on_host() const override { return host_ranks_.count; }
-  int first_rank_on_host() const override { return host_ranks_.first; }
+  int ranks_on_host() const override { return ranks_on_host_; }
 
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return Done(shared_ ? shared_->AllReduceSum(data, count) : mpi_.AllReduceSum(data, count));
@@ -70,10 +63,10 @@ class MpiCommunicator : public Communicator {
   absl::Status Barrier() override { return Done(shared_ ? shared_->Barrier() : mpi_.Barrier()); }
 
  private:
-  MpiCommunicator(int rank, int size, const HostRanks& host_ranks, const std::string& host)
+  MpiCommunicator(int rank, int size, int ranks_on_host, const std::string& host)
       : rank_(rank),
         size_(size),
-        host_ranks_(host_ranks),
+        ranks_on_host_(ranks_on_host),
         host_(host),
         mpi_(MPI_COMM_WORLD, rank, size) {}
 
@@ -87,7 +80,7 @@ class MpiCommunicator : public Communicator {
 
   const int rank_;
   const int size_;
-  const HostRanks host_ranks_;
+  const int ranks_on_host_;
   const std::string host_;
   bool broken_ = false;
   MpiCollectives mpi_;
@@ -95,16 +88,14 @@ class MpiCommunicator : public Communicator {
   std::optional<SharedCollectives> shared_;  // in block_; absent: through MPI
 };
 
-// COLLECTIVE.
-absl::StatusOr<HostRanks> FindHostRanks(int rank) {
+absl::StatusOr<int> CountRanksOnHost() {
   MPI_Comm host_comm;
   LOCKSTEP_RETURN_IF_MPI_ERROR(
       MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_comm));
-  HostRanks ranks;
-  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(host_comm, &ranks.count));
-  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Allreduce(&rank, &ranks.first, 1, MPI_INT, MPI_MIN, host_comm));
+  int count = 0;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(host_comm, &count));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_free(&host_comm));
-  return ranks;
+  return count;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
@@ -114,10 +105,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(MPI_COMM_WORLD, &size));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Get_processor_name(name, &name_length));
-  LOCKSTEP_ASSIGN_OR_RETURN(const HostRanks host_ranks, FindHostRanks(rank));
+  LOCKSTEP_ASSIGN_OR_RETURN(const int ranks_on_host, CountRanksOnHost());
   std::unique_ptr<MpiCommunicator> communicator(
-      new MpiCommunicator(rank, size, host_ranks, std::string(name, name_length)));
-  ranks_elsewhere = host_ranks.count < size;
+      new MpiCommunicator(rank, size, ranks_on_host, std::string(name, name_length)));
+  ranks_elsewhere = ranks_on_host < size;
   LOCKSTEP_RETURN_IF_ERROR(communicator->TellHosts());
   LOCKSTEP_RETURN_IF_ERROR(communicator->ShareMemory());
   return communicator;
@@ -167,7 +158,7 @@ absl::Status MpiCommunicator::ShareMemory() {
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(*this, status));
   // A rank may have another environment, and ranks of one host see only their own.
-  const int64_t mine = choice == "auto" && host_ranks_.count == size_;
+  const int64_t mine = choice == "auto" && ranks_on_host_ == size_;
   std::vector<int64_t> wanted(size_);
   LOCKSTEP_RETURN_IF_ERROR(AllGather(&mine, sizeof(mine), wanted.data()));
   if (size_ == 1 || std::count(wanted.begin(), wanted.end(), 1) != size_) return absl::OkStatus();

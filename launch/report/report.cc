@@ -108,6 +108,8 @@ absl::StatusOr<Report> MakeReport(ReportData data) {
   report.scaling = ScalingRows(data.latency);
   report.throughput = ThroughputRows(data.throughput);
   LOCKSTEP_ASSIGN_OR_RETURN(report.sameness, CompareAnswers(data.generated));
+  report.fit = FitResults(data, report.scaling);
+  report.predictions = PredictMore(data, report.fit, report.scaling);
   report.data = std::move(data);
   return report;
 }
@@ -129,6 +131,7 @@ OrderedJson ReportJson(const Report& report) {
   json["profile"] = ArrayJson(report.data.profiles, ProfileJson);
   json["collectives"] = ArrayJson(report.data.collectives, CollectiveJson);
   json["sameness"] = ArrayJson(report.sameness, SamenessJson);
+  json["fit"] = FitJson(report);
   json["files"] = report.data.files;
   json["run"] = report.data.run;
   return json;

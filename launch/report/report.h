@@ -6,6 +6,7 @@
 
 #include "launch/report/report_data.h"
 #include "launch/report/scaling.h"
+#include "launch/report/step_fit.h"
 #include "runtime/core/json.h"
 
 namespace lockstep {
@@ -15,22 +16,30 @@ struct Report {
   std::vector<ScalingRow> scaling;
   std::vector<ThroughputRow> throughput;
   std::vector<Sameness> sameness;
+  StepFit fit;
+  std::vector<FitPrediction> predictions;
 };
 
 // Everything that is computed from the results. InvalidArgument when they contradict each other.
 absl::StatusOr<Report> MakeReport(ReportData data);
 
 // {"kind": "scaling", "baseline_ranks", "latency": [...], "throughput": [...], "profile": [...],
-// "collectives": [...], "sameness": [...], "run": run.json}. Units stand in the names.
+// "collectives": [...], "sameness": [...], "fit": {...}, "run": run.json}. Units stand in the
+// names.
 OrderedJson ReportJson(const Report& report);
 
 // The numbers of ReportJson, one a line: section,phase,name,num_ranks,batch_size,x,metric,unit,
 // value. x is what a series runs over: bytes of a collective, the rank of a profile, the prompt of
-// a parting. Numbers are written so that they read back as the same double.
+// a parting. A fit's predictions have the section "prediction". Numbers are written so that they
+// read back as the same double.
 std::string ReportCsv(const Report& report);
 
 // A page of its own: inline SVG and style, no script, nothing from elsewhere. Well-formed XML, too.
 std::string ReportHtml(const Report& report);
+
+// Parts of it that are files of their own.
+OrderedJson FitJson(const Report& report);
+std::string FitSection(const Report& report);
 
 // Ranks of any result, ascending.
 std::vector<int> MeasuredRanks(const Report& report);

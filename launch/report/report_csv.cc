@@ -112,6 +112,33 @@ void AddSameness(const std::vector<Sameness>& all, CsvText& csv) {
   }
 }
 
+void AddPoint(const StepFit& fit, const FitPoint& point, LineKey key, CsvText& csv) {
+  key.phase = point.phase;
+  key.num_ranks = point.num_ranks;
+  key.batch_size = point.batch_size;
+  csv.Add(key, "fitted_ms", "ms", FittedSeconds(fit, point) * 1000);
+  for (int term = 0; term < kNumFitTerms; ++term) {
+    csv.Add(key, absl::StrCat(FitTermName(term), "_ms"), "ms",
+            TermSeconds(fit, point, term) * 1000);
+  }
+}
+
+void AddFit(const Report& report, CsvText& csv) {
+  if (!report.fit.not_made.empty()) return;
+  for (const FitPoint& point : report.fit.points) {
+    AddPoint(report.fit, point, {.section = "fit"}, csv);
+  }
+  for (const FitPrediction& prediction : report.predictions) {
+    const LineKey key = {.section = "prediction",
+                         .phase = prediction.point.phase,
+                         .num_ranks = prediction.point.num_ranks,
+                         .batch_size = prediction.point.batch_size};
+    AddPoint(report.fit, prediction.point, key, csv);
+    csv.Add(key, "speedup", "1", prediction.speedup);
+    csv.Add(key, "efficiency", "1", prediction.efficiency);
+  }
+}
+
 }  // namespace
 
 std::string ReportCsv(const Report& report) {
@@ -119,6 +146,7 @@ std::string ReportCsv(const Report& report) {
   AddMeasured(report, csv);
   AddWhereTimeGoes(report.data, csv);
   AddSameness(report.sameness, csv);
+  AddFit(report, csv);
   return csv.Take();
 }
 

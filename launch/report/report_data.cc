@@ -32,6 +32,10 @@ absl::StatusOr<LatencyResult> ParseLatency(const OrderedJson& json, const std::s
   if (fields.Text("kind") != "latency") {
     return absl::InvalidArgumentError(where + ": no result of `lockstep bench latency --json`");
   }
+  if (const auto emulated = json.find("emulated"); emulated != json.end() && !emulated->is_null()) {
+    return absl::InvalidArgumentError(
+        where + ": is of an emulated rank, whose times leave out what goes between ranks");
+  }
   LatencyResult result;
   result.num_ranks = static_cast<int>(fields.Integer("num_ranks", 1, kMaxRanks));
   result.batch_size = fields.Integer("batch_size", 1);

@@ -317,7 +317,8 @@ std::string ReportHtml(const Report& report) {
   const std::string title = "Scaling of " + model;
   return HtmlPage(title, HeadText(report) + ScalingSection(report) + BreakdownSection(report) +
                              CollectivesSection(report) + LatencyAgainstThroughput(report) +
-                             SamenessSection(report) + RunSection(run, report.data.files));
+                             FitSection(report) + SamenessSection(report) +
+                             RunSection(run, report.data.files));
 }
 
 }  // namespace lockstep

@@ -96,6 +96,44 @@ class ScalingTest(Commands):
                         self.assertEqual(number.pop((section, "", str(row["num_ranks"]), "", metric)), value)
         self.assertEqual(number, {})
 
+    def check_fit(self, report, out):
+        fit = report["fit"]
+        self.assertTrue(fit["made"])
+        self.assertEqual([p["name"] for p in fit["parameters"]], ["bytes", "operations", "host", "sum_latency", "sum_bytes"])
+        self.assertTrue(all(p["value"] >= 0 and (p["value"] > 0) == (p["state"] == "fitted") for p in fit["parameters"]))
+        self.assertEqual(fit["num_free_parameters"], sum(p["state"] in ("fitted", "zero") for p in fit["parameters"]))
+        measured = {(r["phase"], r["batch_size"], r["num_ranks"]): r for r in report["latency"]}
+        self.assertEqual(fit["num_points"], len(measured))
+        for point in fit["points"] + fit["predictions"]:
+            self.assertTrue(math.isclose(sum(point["parts_ms"].values()), point["fitted_ms"]), point)
+            if point["num_ranks"] == 1:
+                self.assertEqual((point["parts_ms"]["sum_latency"], point["parts_ms"]["sum_bytes"]), (0, 0))
+        for point in fit["points"]:
+            row = measured.pop((point["phase"], point["batch_size"], point["num_ranks"]))
+            self.assertTrue(math.isclose(point["measured_ms"], row["ms"]))
+            self.assertTrue(math.isclose(point["error"], point["fitted_ms"] / row["ms"] - 1, abs_tol=1e-12))
+        for point in fit["predictions"]:
+            base = next(r for r in report["latency"] if (r["phase"], r["batch_size"]) == (point["phase"], point["batch_size"]))
+            self.assertIs(point["predicted"], True)
+            self.assertNotIn(point["num_ranks"], report["measured_ranks"])
+            self.assertTrue(math.isclose(point["speedup"], base["ms"] / point["fitted_ms"]))
+            self.assertTrue(math.isclose(point["efficiency"], point["speedup"] / (point["num_ranks"] / base["num_ranks"])))
+        with open(out / "report.csv", newline="") as file:
+            rows = [r for r in csv.DictReader(file) if r["metric"] == "fitted_ms"]
+        for section, name in (("fit", "points"), ("prediction", "predictions")):
+            self.assertEqual([(r["phase"], r["batch_size"], r["num_ranks"], float(r["value"])) for r in rows if r["section"] == section],
+                             [(p["phase"], str(p["batch_size"]), str(p["num_ranks"]), p["fitted_ms"]) for p in fit[name]])
+
+    def check_parts(self, report):
+        """Parts are what a step is made of. Empty where this lockstep has no --profile, or no bench collectives."""
+        for profile in report["profile"]:
+            self.assertEqual(len(profile["ranks"]), profile["num_ranks"])
+            for rank in profile["ranks"]:
+                self.assertTrue(math.isclose(sum(rank["parts_ms"].values()), rank["step_ms"], rel_tol=0.01), rank)
+        for row in report["collectives"]:
+            n = row["num_ranks"]
+            self.assertTrue(math.isclose(row["busbw_bytes_per_second"], row["algbw_bytes_per_second"] * 2 * (n - 1) / n))
+
     def check_page(self, out, captions):
         text = (out / "report.html").read_text()
         page = Page(text)
@@ -125,6 +163,11 @@ class ScalingTest(Commands):
             self.assertEqual((same["num_prompts"], same["num_same"], same["compared_tokens"], same["partings"]), (4, 4, 128, []))
             self.assertLess(same["max_logprob_difference"], 1e-4)
         self.check_csv(report, out)
+        self.check_fit(report, out)
+        self.check_parts(report)
+        self.assertEqual(bool(report["profile"]), b"--profile" in lockstep("bench", "latency", "--help").out)
+        self.assertEqual(bool(report["collectives"]), b"\n  collectives " in lockstep("help", "bench").out)
+        self.assertEqual(report["fit"]["predictions"], [])  # 8 ranks are more than the 6 query heads
         page = self.check_page(out, [f"{what} of {phase}" for what in ("Speed-up", "Efficiency") for phase in ("prefill", "decode")])
         self.assertGreaterEqual(page.tags.count("figure"), 5)
         run = report["run"]
@@ -145,6 +188,24 @@ class ScalingTest(Commands):
         self.assertEqual(result.err.count(" rank(s): bench"), 1)
         self.assertEqual((out / "latency.n1.b1.json").stat().st_mtime_ns, before)
         self.assertEqual(json.loads((out / "report.json").read_text())["measured_ranks"], [1, 2, 4])
+
+        # Without N = 4, that one is predicted, and told to be missing; without N = 2 there is nothing to fit.
+        for n in ("4", "2"):
+            for file in out.glob(f"*.n{n}.*"):
+                file.unlink()
+            self.assertEqual(lockstep("report", out).status, 0)
+            report = json.loads((out / "report.json").read_text())
+            self.assertIn(int(n), report["missing_ranks"])
+            self.check_numbers(report, out)
+            if n == "4":
+                self.check_fit(report, out)
+                self.assertEqual({p["num_ranks"] for p in report["fit"]["predictions"]}, {4})
+                self.check_page(out, ["Decode step: measured, and the fit (dashed) beyond it"])
+                self.assertIn("Predicted, not measured", (out / "report.html").read_text())
+        self.assertFalse(report["fit"]["made"])
+        self.assertIn("two numbers of ranks", report["fit"]["why_not"])
+        self.assertEqual(report["sameness"], [])
+        self.check_page(out, [])
 
     def test_an_n_that_fails_is_named_and_others_are_kept(self):
         # Eight requests do not fit side by side into what one rank holds, so nothing of N = 2 can be wrong before N = 1 is done:

@@ -215,6 +215,10 @@ TEST_F(ReportFolder, WhatIsWrongIsNamed) {
   Write("latency.n1.b2.json", R"({"kind": "latency", "num_ranks": 0})");
   EXPECT_NE(Error().find("\"num_ranks\" must be there and be a whole number from 1"),
             std::string::npos);
+  std::string emulated = LatencyText(1);
+  emulated.insert(1, "\"emulated\": {\"tp_size\": 4, \"rank\": 0}, ");
+  Write("latency.n1.b2.json", emulated);
+  EXPECT_NE(Error().find("emulated rank"), std::string::npos);
   Write("latency.n1.b2.json", LatencyText(2));
   EXPECT_NE(Error().find("contents are those of a latency.n2.b2.json"), std::string::npos);
   Write("latency.n1.b2.json", LatencyText(1));
