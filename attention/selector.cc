@@ -150,6 +150,7 @@ absl::StatusOr<SelectionReport> ChooseBackend(const AttentionRequirements& requi
     std::vector<std::string> reasons = Reasons(entry, requirements);
     if (reasons.empty()) {
       report.chosen = entry.name;
+      report.graph_support = entry.capabilities.graph_support;
       return report;
     }
     report.refused.push_back({.backend = entry.name, .reasons = std::move(reasons)});

@@ -33,7 +33,8 @@ struct BackendRefusal {
 
 struct SelectionReport {
   std::string chosen;
-  std::vector<BackendRefusal> refused;  // in the order tried
+  GraphSupport graph_support = GraphSupport::kNever;  // of the chosen one
+  std::vector<BackendRefusal> refused;                // in the order tried
 
   // "attention backend: cpu" and a line for each refusal with its reasons.
   std::string ToString() const;

@@ -152,6 +152,12 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                                                          options.kv_dtype(), options.block_size),
                                           options.attention_backend));
   if (communicator.rank() == 0) LogInfo(report.ToString());
+  // Of the steps that graphs replay, each request has one token.
+  const bool can_replay = report.graph_support != GraphSupport::kNever;
+  if (options.cuda_graphs && !can_replay && communicator.rank() == 0) {
+    LogInfo(absl::StrCat("decode steps are launched kernel by kernel: attention backend ",
+                         report.chosen, " runs in no CUDA graph"));
+  }
   const CudaDecoderOptions decoder_options{
       .dtype = options.dtype,
       .kv_dtype = options.kv_dtype(),
@@ -161,7 +167,7 @@ absl::Status LoadCudaParts(const ModelSource& source, const EngineOptions& optio
                                        source.config.vocab_size),
       .max_model_len = max_model_len,
       .block_size = options.block_size,
-      .graphs = options.cuda_graphs,
+      .graphs = options.cuda_graphs && can_replay,
       .overlap_min_tokens = options.overlap_min_tokens,
       .overlap_spare_multiprocessors =
           options.sum_multiprocessors > 0 ? options.sum_multiprocessors : kSumMultiprocessors,

@@ -28,6 +28,7 @@ TEST_F(SelectorTest, TakesTheFirstOfTheDeviceThatFits) {
   ASSERT_TRUE(selection.ok()) << selection.status();
   EXPECT_EQ(selection->backend->name(), "cpu");
   EXPECT_EQ(selection->report.chosen, "cpu");
+  EXPECT_EQ(selection->report.graph_support, GraphSupport::kNever);
   EXPECT_TRUE(selection->report.refused.empty());
   EXPECT_EQ(selection->report.ToString(), "attention backend: cpu");
 }
@@ -44,6 +45,7 @@ TEST_F(SelectorTest, CudaIsThereWhereItIsBuilt) {
   }
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->chosen, "cuda");
+  EXPECT_EQ(report->graph_support, GraphSupport::kAlways);
   EXPECT_EQ(ChooseBackend(requirements, "cpu").status().code(), absl::StatusCode::kUnimplemented);
   requirements.activation_dtype = DType::kF32;
   EXPECT_EQ(ChooseBackend(requirements, "").status().code(), absl::StatusCode::kUnimplemented);
