@@ -140,7 +140,9 @@ for n in "${ranks[@]}"; do
   done
   plan_run "throughput.n$n.json" "$n" bench throughput "$model" --json --num-prompts "$num_prompts" "${lengths[@]}" "${engine[@]}"
   if [[ $kinds == *$'\n  collectives '* ]] && [ "$n" -gt 1 ]; then
-    collectives=(bench collectives --json)
+    collectives=(bench collectives)
+    [[ $("$lockstep" bench collectives --help) != Usage:*collectives\ MODEL* ]] || collectives+=("$model")
+    collectives+=(--json)
     [ "$device" = auto ] || collectives+=(--device "$device")
     plan_run "collectives.n$n.json" "$n" "${collectives[@]}"
   fi

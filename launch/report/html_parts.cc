@@ -21,9 +21,9 @@ p { margin: .4rem 0; max-width: 75ch; } .warn { background: var(--warn); padding
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; margin: 1rem 0; }
 figure { margin: 0; max-width: 560px; } figcaption { font-weight: 600; margin-bottom: .2rem; }
 figure > svg { width: 100%; height: auto; display: block; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+.scroll { overflow-x: auto; margin-bottom: 1rem; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { text-align: left; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; color: var(--soft); } td.number, th.number { text-align: right; }
+th { font-weight: 600; color: var(--soft); } td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: color-mix(in srgb, var(--line) 40%, transparent); padding: .6rem; border-radius: 4px; font-size: .8rem; }
 .legend { list-style: none; margin: .2rem 0 0; padding: 0 0 0 13%; display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .85rem; color: var(--soft); }
 .key { width: 22px; height: 10px; vertical-align: baseline; }
@@ -83,6 +83,7 @@ std::string HtmlCharts(const std::string& html) {
 }
 
 std::string HtmlTable::Html() const {
+  if (rows_.empty()) return "";
   std::vector<bool> numbers(heads_.size(), true);
   for (const auto& row : rows_) {
     for (size_t c = 0; c < row.size(); ++c) numbers[c] = numbers[c] && LooksLikeNumber(row[c]);

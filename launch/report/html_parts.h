@@ -19,7 +19,7 @@ class HtmlTable {
  public:
   explicit HtmlTable(std::vector<std::string> heads) : heads_(std::move(heads)) {}
   void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string Html() const;
+  std::string Html() const;  // empty without rows
 
  private:
   std::vector<std::string> heads_;

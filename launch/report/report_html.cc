@@ -163,11 +163,18 @@ std::string BreakdownSection(const Report& report) {
   const std::vector<std::string> parts = PartNames(profiles);
   std::vector<std::string> heads = {"phase", "batch size", "ranks", "rank", "host", "ms a step"};
   heads.insert(heads.end(), parts.begin(), parts.end());
-  heads.push_back("straggler");
   HtmlTable table(heads);
+  HtmlTable stragglers(
+      {"phase", "batch size", "ranks", "straggler", "its work ms", "mean work ms"});
   std::map<std::pair<std::string, int64_t>, std::vector<const ProfileResult*>> groups;
   for (const ProfileResult& profile : profiles) {
     groups[{profile.phase, profile.batch_size}].push_back(&profile);
+    if (profile.straggler && profile.num_ranks > 1) {
+      stragglers.Row({profile.phase, absl::StrCat(profile.batch_size),
+                      absl::StrCat(profile.num_ranks), absl::StrCat("rank ", *profile.straggler),
+                      absl::StrFormat("%.3f", profile.straggler_work_ms),
+                      absl::StrFormat("%.3f", profile.mean_work_ms)});
+    }
     for (const ProfileResult::Rank& rank : profile.ranks) {
       std::vector<std::string> row = {profile.phase,
                                       absl::StrCat(profile.batch_size),
@@ -180,10 +187,6 @@ std::string BreakdownSection(const Report& report) {
                                         [&part](const auto& one) { return one.first == part; });
         row.push_back(found == rank.parts_ms.end() ? "-" : absl::StrFormat("%.3f", found->second));
       }
-      row.push_back(profile.straggler == rank.rank
-                        ? absl::StrFormat("%.3f ms of work, %.3f on average",
-                                          profile.straggler_work_ms, profile.mean_work_ms)
-                        : "");
       table.Row(row);
     }
   }
@@ -197,7 +200,7 @@ std::string BreakdownSection(const Report& report) {
       "Where a step's time goes",
       HtmlText("Mean of a step, in milliseconds. The straggler is the rank whose own work takes "
                "longest: the others wait for it in collectives.") +
-          HtmlCharts(charts) + table.Html());
+          HtmlCharts(charts) + table.Html() + stragglers.Html());
 }
 
 std::string CollectivesSection(const Report& report) {

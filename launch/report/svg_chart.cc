@@ -12,7 +12,7 @@ namespace {
 
 // The drawing's units; the page scales it to the width there is.
 constexpr double kWidth = 460, kHeight = 270;
-constexpr double kLeft = 62, kRight = 14, kTop = 12, kBottom = 44;
+constexpr double kLeft = 62, kRight = 24, kTop = 12, kBottom = 44;
 constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
 
 // From values to the drawing's units, linear or logarithmic.

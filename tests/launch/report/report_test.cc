@@ -134,7 +134,7 @@ TEST(SvgChart, PointsLieInsideTheDrawing) {
     while ((at = html.find("<circle cx=\"", at)) != std::string::npos) {
       double x = 0, y = 0;
       ASSERT_EQ(std::sscanf(html.c_str() + at, "<circle cx=\"%lf\" cy=\"%lf\"", &x, &y), 2);
-      EXPECT_TRUE(x >= 62 && x <= 446 && y >= 12 && y <= 226) << x << " " << y;
+      EXPECT_TRUE(x >= 62 && x <= 436 && y >= 12 && y <= 226) << x << " " << y;
       ++circles;
       ++at;
     }
