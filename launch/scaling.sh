@@ -7,6 +7,7 @@
 #
 #   --ranks N,N,...       numbers of ranks; the smallest is the baseline
 #   --out DIR             where results and the report go; made if need be
+#   --emulate N,N,...     numbers of ranks of which the compute alone is measured, on one rank that does rank 0's share
 #   --batch-sizes B,B,... requests at once, of bench latency (default 1,8)
 #   --input-len TOKENS    of a prompt (default 128), and
 #   --output-len TOKENS   of an answer (default 32)
@@ -29,7 +30,7 @@ lockstep=${LOCKSTEP:-$here/lockstep}
 [ -n "${LOCKSTEP:-}" ] || [ -x "$lockstep" ] || lockstep=$here/../build/release/lockstep
 refuse() { echo "$me: $*" >&2; exit 2; }
 
-model='' ranks='' out='' batch_sizes=1,8 input_len=128 output_len=32 warmup=2 repeats=10 num_prompts=64 prompts='' resume='' force=''
+model='' ranks='' emulate='' out='' batch_sizes=1,8 input_len=128 output_len=32 warmup=2 repeats=10 num_prompts=64 prompts='' resume='' force=''
 engine=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -45,7 +46,7 @@ while [ $# -gt 0 ]; do
         value=$2; shift 2
       fi
       case $option in
-        --ranks|--out|--batch-sizes|--input-len|--output-len|--warmup|--repeats|--num-prompts|--prompts)
+        --ranks|--emulate|--out|--batch-sizes|--input-len|--output-len|--warmup|--repeats|--num-prompts|--prompts)
           [ -n "$value" ] || refuse "$option needs a value"
           name=${option#--}
           printf -v "${name//-/_}" %s "$value" ;;
@@ -75,6 +76,8 @@ list() {
 [ -n "$ranks" ] || refuse "no --ranks given, for instance --ranks 1,2,4"
 [ -n "$out" ] || refuse "no --out given: the folder for results and report"
 list --ranks "$ranks"; ranks=("${numbers[@]}")
+emulated=()
+[ -z "$emulate" ] || { list --emulate "$emulate"; emulated=("${numbers[@]}"); }
 list --batch-sizes "$batch_sizes"; batch_sizes=("${numbers[@]}")
 number --input-len "$input_len" 1
 number --output-len "$output_len" 1
@@ -87,20 +90,23 @@ number --num-prompts "$num_prompts" 1
 export LOCKSTEP=$lockstep
 
 # Of the engine's options those that the plan takes, too; the others are checked by the first run.
-plan_options=() device=auto
+plan_options=() device=auto threads=
 for ((i = 0; i < ${#engine[@]}; ++i)); do
   word=${engine[i]} value=${engine[i + 1]:-}
   [[ $word != *=* ]] || value=${word#*=}
   case ${word%%=*} in
     --dtype|--kv-cache-dtype|--block-size) plan_options+=("${word%%=*}" "$value") ;;
     --device) device=$value ;;
+    --threads) threads=$value ;;
     --json|--step-log|--emulate-tp|--rank) refuse "$word: is not for all runs alike; leave it out" ;;
   esac
 done
 
 # More ranks than query heads, or no model at all: the plan says so, with status 2.
 largest=${ranks[-1]}
-"$lockstep" plan "$model" --tp "$largest" "${plan_options[@]}" >/dev/null || exit 2
+for n in "$largest" "${emulated[@]: -1}"; do
+  "$lockstep" plan "$model" --tp "$n" "${plan_options[@]}" >/dev/null || exit 2
+done
 cores=$(nproc)
 gpus=()
 if names=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) && [ -n "$names" ]; then
@@ -150,6 +156,14 @@ for n in "${ranks[@]}"; do
     --generation-config none --ignore-eos --max-tokens 32 "${engine[@]}"
 done
 
+for n in "${emulated[@]}"; do
+  cores_of_rank=()  # on CPUs those that it would have
+  [ -n "$on_gpus$threads" ] || cores_of_rank=(--threads $((cores > n ? cores / n : 1)))
+  for b in "${batch_sizes[@]}"; do
+    plan_run "emulated.n$n.b$b.json" 1 "${latency[@]}" --batch-size "$b" --emulate-tp "$n" --rank 0 "${engine[@]}" "${cores_of_rank[@]}"
+  done
+done
+
 # A JSON string; the bytes are printable ASCII after %q, or known.
 json_string() {
   local text=${1//\\/\\\\}
@@ -196,7 +210,7 @@ if [ -e "$out" ]; then
     else
       for name in "${results[@]}"; do rm -f -- "$out/$name"; done
       find "$out" -maxdepth 1 -type f -regextype posix-extended \
-        -regex '.*/(latency|profile|throughput|collectives|generate)\.n[0-9]+(\.b[0-9]+)?\.jsonl?(\.log)?' -delete
+        -regex '.*/(latency|emulated|profile|throughput|collectives|generate)\.n[0-9]+(\.b[0-9]+)?\.jsonl?(\.log)?' -delete
     fi
   fi
 else
@@ -246,6 +260,7 @@ for i in "${!files[@]}"; do
   fi
   first=
   echo "$me: $n rank(s): $file has failed with status $status; $out/$file.log has its messages" >&2
+  [[ $file != emulated.* ]] || n="1, for an emulated N"
   failed+=("N = $n: $file")
 done
 

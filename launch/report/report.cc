@@ -106,6 +106,7 @@ OrderedJson ArrayJson(const std::vector<Row>& rows, OrderedJson (*to_json)(const
 absl::StatusOr<Report> MakeReport(ReportData data) {
   Report report;
   report.scaling = ScalingRows(data.latency);
+  LOCKSTEP_ASSIGN_OR_RETURN(report.emulated, EmulatedRows(data.emulated, report.scaling));
   report.throughput = ThroughputRows(data.throughput);
   LOCKSTEP_ASSIGN_OR_RETURN(report.sameness, CompareAnswers(data.generated));
   report.fit = FitResults(data, report.scaling);
@@ -127,6 +128,7 @@ OrderedJson ReportJson(const Report& report) {
   json["measured_ranks"] = MeasuredRanks(report);
   json["missing_ranks"] = MissingRanks(report);
   json["latency"] = ArrayJson(report.scaling, ScalingJson);
+  json["emulated"] = ArrayJson(report.emulated, ScalingJson);
   json["throughput"] = ArrayJson(report.throughput, ThroughputJson);
   json["profile"] = ArrayJson(report.data.profiles, ProfileJson);
   json["collectives"] = ArrayJson(report.data.collectives, CollectiveJson);

@@ -14,6 +14,7 @@ namespace lockstep {
 struct Report {
   ReportData data;
   std::vector<ScalingRow> scaling;
+  std::vector<ScalingRow> emulated;
   std::vector<ThroughputRow> throughput;
   std::vector<Sameness> sameness;
   StepFit fit;
@@ -23,9 +24,9 @@ struct Report {
 // Everything that is computed from the results. InvalidArgument when they contradict each other.
 absl::StatusOr<Report> MakeReport(ReportData data);
 
-// {"kind": "scaling", "baseline_ranks", "latency": [...], "throughput": [...], "profile": [...],
-// "collectives": [...], "sameness": [...], "fit": {...}, "run": run.json}. Units stand in the
-// names.
+// {"kind": "scaling", "baseline_ranks", "latency": [...], "emulated": [...], "throughput": [...],
+// "profile": [...], "collectives": [...], "sameness": [...], "fit": {...}, "run": run.json}. Units
+// stand in the names.
 OrderedJson ReportJson(const Report& report);
 
 // The numbers of ReportJson, one a line: section,phase,name,num_ranks,batch_size,x,metric,unit,

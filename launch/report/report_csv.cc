@@ -48,9 +48,9 @@ class CsvText {
   std::string text_ = "section,phase,name,num_ranks,batch_size,x,metric,unit,value\n";
 };
 
-void AddMeasured(const Report& report, CsvText& csv) {
-  for (const ScalingRow& row : report.scaling) {
-    const LineKey key = {.section = "latency",
+void AddScaling(const std::vector<ScalingRow>& rows, const char* section, CsvText& csv) {
+  for (const ScalingRow& row : rows) {
+    const LineKey key = {.section = section,
                          .phase = row.phase,
                          .num_ranks = row.num_ranks,
                          .batch_size = row.batch_size};
@@ -60,6 +60,9 @@ void AddMeasured(const Report& report, CsvText& csv) {
     csv.Add(key, "speedup", "1", row.speedup);
     csv.Add(key, "efficiency", "1", row.efficiency);
   }
+}
+
+void AddThroughput(const Report& report, CsvText& csv) {
   for (const ThroughputRow& row : report.throughput) {
     const LineKey key = {.section = "throughput", .num_ranks = row.result.num_ranks};
     csv.Add(key, "num_requests", "requests", row.result.num_requests);
@@ -143,7 +146,9 @@ void AddFit(const Report& report, CsvText& csv) {
 
 std::string ReportCsv(const Report& report) {
   CsvText csv;
-  AddMeasured(report, csv);
+  AddScaling(report.scaling, "latency", csv);
+  AddScaling(report.emulated, "emulated", csv);
+  AddThroughput(report, csv);
   AddWhereTimeGoes(report.data, csv);
   AddSameness(report.sameness, csv);
   AddFit(report, csv);

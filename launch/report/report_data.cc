@@ -27,17 +27,23 @@ double Spread(JsonFields& fields, const std::string& name) {
   return median > 0 ? width / 2 / median : 0;
 }
 
-absl::StatusOr<LatencyResult> ParseLatency(const OrderedJson& json, const std::string& where) {
+absl::StatusOr<LatencyResult> ParseLatency(const OrderedJson& json, const std::string& where,
+                                           bool emulated) {
   JsonFields fields(json, where);
   if (fields.Text("kind") != "latency") {
     return absl::InvalidArgumentError(where + ": no result of `lockstep bench latency --json`");
   }
-  if (const auto emulated = json.find("emulated"); emulated != json.end() && !emulated->is_null()) {
+  const auto emulation = json.find("emulated");
+  const bool is_emulated = emulation != json.end() && !emulation->is_null();
+  if (is_emulated != emulated) {
     return absl::InvalidArgumentError(
-        where + ": is of an emulated rank, whose times leave out what goes between ranks");
+        where + (emulated ? ": is of no emulated rank"
+                          : ": is of an emulated rank, whose times leave out what goes between "
+                            "ranks"));
   }
   LatencyResult result;
-  result.num_ranks = static_cast<int>(fields.Integer("num_ranks", 1, kMaxRanks));
+  result.num_ranks =
+      static_cast<int>(fields.Integer(emulated ? "emulated/tp_size" : "num_ranks", 1, kMaxRanks));
   result.batch_size = fields.Integer("batch_size", 1);
   result.input_len = fields.Integer("input_len", 1);
   result.output_len = fields.Integer("output_len", 1);
@@ -238,11 +244,12 @@ class FolderReader {
 absl::Status FolderReader::ReadResult(const std::string& name, const std::string& kind,
                                       const OrderedJson& json) {
   const std::string where = folder_ + "/" + name;
-  if (kind == "latency") {
-    LOCKSTEP_ASSIGN_OR_RETURN(LatencyResult result, ParseLatency(json, where));
+  if (kind == "latency" || kind == "emulated") {
+    const bool emulated = kind == "emulated";
+    LOCKSTEP_ASSIGN_OR_RETURN(LatencyResult result, ParseLatency(json, where, emulated));
     LOCKSTEP_RETURN_IF_ERROR(CheckName(
-        name, absl::StrFormat("latency.n%d.b%d.json", result.num_ranks, result.batch_size)));
-    data.latency.push_back(std::move(result));
+        name, absl::StrFormat("%s.n%d.b%d.json", kind, result.num_ranks, result.batch_size)));
+    (emulated ? data.emulated : data.latency).push_back(std::move(result));
     return absl::OkStatus();
   }
   if (kind == "profile") {
@@ -267,9 +274,9 @@ absl::Status FolderReader::Read(const std::string& name) {
   const std::string where = folder_ + "/" + name;
   const std::string kind = name.substr(0, name.find('.'));
   const bool is_answers = kind == "generate" && name.ends_with(".jsonl");
-  const bool is_result =
-      (kind == "latency" || kind == "profile" || kind == "throughput" || kind == "collectives") &&
-      name.starts_with(kind + ".n") && name.ends_with(".json");
+  const bool is_result = (kind == "latency" || kind == "emulated" || kind == "profile" ||
+                          kind == "throughput" || kind == "collectives") &&
+                         name.starts_with(kind + ".n") && name.ends_with(".json");
   if (!is_answers && !is_result && name != "run.json" && name != "plan.json") {
     return absl::OkStatus();
   }
@@ -295,7 +302,9 @@ absl::Status FolderReader::Read(const std::string& name) {
 }
 
 // A speed-up between runs of two devices or lengths would be none.
-absl::Status CheckBelongTogether(const std::vector<LatencyResult>& results) {
+absl::Status CheckBelongTogether(const ReportData& data) {
+  std::vector<LatencyResult> results = data.latency;
+  results.insert(results.end(), data.emulated.begin(), data.emulated.end());
   for (const LatencyResult& one : results) {
     const auto same = [](const LatencyResult& r) {
       return std::tie(r.device, r.dtype, r.weights, r.input_len, r.output_len);
@@ -303,9 +312,8 @@ absl::Status CheckBelongTogether(const std::vector<LatencyResult>& results) {
     const LatencyResult& first = results[0];
     if (same(one) == same(first)) continue;
     const auto text = [](const LatencyResult& r) {
-      return absl::StrFormat("latency.n%d.b%d.json: %s, %s, weights: %s, %d + %d tokens",
-                             r.num_ranks, r.batch_size, r.device, r.dtype, r.weights, r.input_len,
-                             r.output_len);
+      return absl::StrFormat("N = %d, batch %d: %s, %s, weights: %s, %d + %d tokens", r.num_ranks,
+                             r.batch_size, r.device, r.dtype, r.weights, r.input_len, r.output_len);
     };
     return absl::InvalidArgumentError(
         "results of different runs cannot be compared: " + text(first) + "; " + text(one));
@@ -342,11 +350,12 @@ absl::StatusOr<ReportData> ReadReportData(const std::string& folder) {
   };
   const auto by_ranks = [](const auto& a, const auto& b) { return a.num_ranks < b.num_ranks; };
   std::stable_sort(data.latency.begin(), data.latency.end(), by_batch_then_ranks);
+  std::stable_sort(data.emulated.begin(), data.emulated.end(), by_batch_then_ranks);
   std::stable_sort(data.profiles.begin(), data.profiles.end(), by_batch_then_ranks);
   std::stable_sort(data.throughput.begin(), data.throughput.end(), by_ranks);
   std::stable_sort(data.collectives.begin(), data.collectives.end(), by_ranks);
   std::stable_sort(data.generated.begin(), data.generated.end(), by_ranks);
-  LOCKSTEP_RETURN_IF_ERROR(CheckBelongTogether(data.latency));
+  LOCKSTEP_RETURN_IF_ERROR(CheckBelongTogether(data));
   return std::move(data);
 }
 

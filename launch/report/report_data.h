@@ -4,9 +4,10 @@
 //   plan.json                  `lockstep plan MODEL --json`: the model's shape
 //   latency.nN.bB.json         `bench latency --json` on N ranks with B requests at once
 //   profile.nN.bB.json         the same with --profile: where a step's time goes
-//   throughput.nN.json         `bench throughput --json`
-//   collectives.nN.json        `bench collectives --json`
-//   generate.nN.jsonl          `generate --json --logprobs`: the same prompts at each N
+//   emulated.nN.bB.json        `bench latency --emulate-tp N`: one rank's compute, without
+//   all-reduces throughput.nN.json         `bench throughput --json` collectives.nN.json `bench
+//   collectives --json` generate.nN.jsonl          `generate --json --logprobs`: the same prompts
+//   at each N
 //
 // Which there are is not fixed: a report is made of what is there, and says what is not. N and B
 // come from the contents; a file whose name says otherwise is refused.
@@ -91,10 +92,11 @@ struct GeneratedAnswers {
 };
 
 struct ReportData {
-  OrderedJson run;                     // null without run.json
-  std::optional<ModelConfig> shape;    // of plan.json; of it only what step_cost.h reads
-  std::string kv_dtype;                // of plan.json
-  std::vector<LatencyResult> latency;  // by batch size, then N
+  OrderedJson run;                      // null without run.json
+  std::optional<ModelConfig> shape;     // of plan.json; of it only what step_cost.h reads
+  std::string kv_dtype;                 // of plan.json
+  std::vector<LatencyResult> latency;   // by batch size, then N
+  std::vector<LatencyResult> emulated;  // num_ranks is the N that one rank emulated
   std::vector<ThroughputResult> throughput;
   std::vector<ProfileResult> profiles;
   std::vector<CollectiveResult> collectives;

@@ -28,21 +28,39 @@ LineChart OverRanks(const Report& report, const std::string& phase, double Scali
     series.name = "batch " + absl::StrCat(row.batch_size);
     series.points.emplace_back(row.num_ranks, row.*value);
   }
+  std::map<int64_t, ChartSeries> emulated;
+  for (const ScalingRow& row : report.emulated) {
+    if (row.phase != phase) continue;
+    chart.x_ticks.push_back(row.num_ranks);
+    emulated[row.batch_size].points.emplace_back(row.num_ranks, row.*value);
+  }
+  std::sort(chart.x_ticks.begin(), chart.x_ticks.end());
+  chart.x_ticks.erase(std::unique(chart.x_ticks.begin(), chart.x_ticks.end()), chart.x_ticks.end());
+  int color = 0;
   for (auto& [batch, series] : by_batch) {
-    series.color = static_cast<int>(chart.series.size());
+    series.color = color++;
+    const std::pair<double, double> base = series.points[0];
+    if (const auto found = emulated.find(batch); found != emulated.end()) {
+      ChartSeries& bound = found->second;
+      bound.name = series.name + ", compute alone (emulated)";
+      bound.points.insert(bound.points.begin(), base);
+      bound.dashed = true;
+      bound.color = series.color;
+      chart.series.push_back(std::move(bound));
+    }
     chart.series.push_back(std::move(series));
   }
   return chart;
 }
 
 std::string ScalingCharts(const Report& report) {
-  const std::vector<int> ranks = MeasuredRanks(report);
   std::string html;
   for (const char* phase : {"prefill", "decode"}) {
     LineChart speedup = OverRanks(report, phase, &ScalingRow::speedup);
     if (speedup.series.empty()) continue;
+    const std::vector<double> ranks = speedup.x_ticks;
     speedup.title = absl::StrFormat("Speed-up of %s", phase);
-    speedup.y_label = absl::StrFormat("t(%d) / t(N)", ranks[0]);
+    speedup.y_label = absl::StrFormat("t(%d) / t(N)", MeasuredRanks(report)[0]);
     ChartSeries ideal = {.name = "ideal", .points = {}, .dashed = true, .color = -1};
     // Many points: on a logarithmic axis the ideal is a curve.
     const double least = ranks.front(), most = ranks.back();
@@ -55,21 +73,33 @@ std::string ScalingCharts(const Report& report) {
     efficiency.title = absl::StrFormat("Efficiency of %s", phase);
     efficiency.y_label = "speed-up / (N / base)";
     ChartSeries one = {.name = "ideal", .points = {}, .dashed = true, .color = -1};
-    for (const int n : ranks) one.points.emplace_back(n, 1);
+    for (const double n : ranks) one.points.emplace_back(n, 1);
     efficiency.series.push_back(std::move(one));
     absl::StrAppend(&html, LineChartHtml(speedup), LineChartHtml(efficiency));
   }
   return html;
 }
 
-std::string ScalingSection(const Report& report) {
+std::string ScalingTable(const std::vector<ScalingRow>& rows) {
   HtmlTable table({"phase", "batch size", "ranks", "ms (median)", "± half range", "tokens/s",
                    "speed-up", "efficiency"});
-  for (const ScalingRow& row : report.scaling) {
+  for (const ScalingRow& row : rows) {
     table.Row({row.phase, absl::StrCat(row.batch_size), absl::StrCat(row.num_ranks),
                absl::StrFormat("%.3f", row.ms), absl::StrFormat("%.1f%%", row.spread * 100),
                absl::StrFormat("%.1f", row.tokens_per_second), absl::StrFormat("%.3f", row.speedup),
                absl::StrFormat("%.1f%%", row.efficiency * 100)});
+  }
+  return table.Html();
+}
+
+std::string ScalingSection(const Report& report) {
+  std::string emulated;
+  if (!report.emulated.empty()) {
+    emulated = HtmlText(
+                   "Emulated: what rank 0, the fullest, of so many computes, measured on one rank "
+                   "without all-reduces. A bound but for noise, not a measured "
+                   "speed-up.") +
+               ScalingTable(report.emulated);
   }
   const LatencyResult& first = report.data.latency[0];
   return HtmlSection(
@@ -79,7 +109,7 @@ std::string ScalingSection(const Report& report) {
           "a token for each request; answers of %s. Baseline of each line: the fewest ranks "
           "of which there is a result. The half range is that of all repeats or steps.",
           Plural(first.input_len, "token"), Plural(first.output_len, "token"))) +
-          HtmlCharts(ScalingCharts(report)) + table.Html());
+          HtmlCharts(ScalingCharts(report)) + ScalingTable(report.scaling) + emulated);
 }
 
 std::string LatencyAgainstThroughput(const Report& report) {

@@ -18,6 +18,30 @@ void FillSpeedups(std::vector<ScalingRow>& rows) {
   }
 }
 
+std::vector<ScalingRow> RowsWithoutBase(const std::vector<LatencyResult>& results) {
+  std::vector<ScalingRow> rows;
+  for (const LatencyResult& r : results) {
+    const double tokens = static_cast<double>(r.batch_size * r.input_len);
+    rows.push_back({.phase = "prefill",
+                    .batch_size = r.batch_size,
+                    .num_ranks = r.num_ranks,
+                    .ms = r.prefill_ms,
+                    .spread = r.prefill_spread,
+                    .tokens_per_second = tokens / r.prefill_ms * 1000});
+  }
+  for (const LatencyResult& r : results) {
+    if (!r.decode_step_ms) continue;
+    rows.push_back(
+        {.phase = "decode",
+         .batch_size = r.batch_size,
+         .num_ranks = r.num_ranks,
+         .ms = *r.decode_step_ms,
+         .spread = r.decode_spread.value_or(0),
+         .tokens_per_second = static_cast<double>(r.batch_size) / *r.decode_step_ms * 1000});
+  }
+  return rows;
+}
+
 Sameness Compare(const GeneratedAnswers& base, const GeneratedAnswers& other) {
   Sameness same;
   same.num_ranks = other.num_ranks;
@@ -51,27 +75,27 @@ Sameness Compare(const GeneratedAnswers& base, const GeneratedAnswers& other) {
 }  // namespace
 
 std::vector<ScalingRow> ScalingRows(const std::vector<LatencyResult>& results) {
-  std::vector<ScalingRow> rows;
-  for (const LatencyResult& r : results) {
-    const double tokens = static_cast<double>(r.batch_size * r.input_len);
-    rows.push_back({.phase = "prefill",
-                    .batch_size = r.batch_size,
-                    .num_ranks = r.num_ranks,
-                    .ms = r.prefill_ms,
-                    .spread = r.prefill_spread,
-                    .tokens_per_second = tokens / r.prefill_ms * 1000});
-  }
-  for (const LatencyResult& r : results) {
-    if (!r.decode_step_ms) continue;
-    rows.push_back(
-        {.phase = "decode",
-         .batch_size = r.batch_size,
-         .num_ranks = r.num_ranks,
-         .ms = *r.decode_step_ms,
-         .spread = r.decode_spread.value_or(0),
-         .tokens_per_second = static_cast<double>(r.batch_size) / *r.decode_step_ms * 1000});
-  }
+  std::vector<ScalingRow> rows = RowsWithoutBase(results);
   FillSpeedups(rows);
+  return rows;
+}
+
+absl::StatusOr<std::vector<ScalingRow>> EmulatedRows(const std::vector<LatencyResult>& results,
+                                                     const std::vector<ScalingRow>& measured) {
+  std::vector<ScalingRow> rows = RowsWithoutBase(results);
+  for (ScalingRow& row : rows) {
+    const auto base = std::find_if(measured.begin(), measured.end(), [&row](const ScalingRow& m) {
+      return m.phase == row.phase && m.batch_size == row.batch_size;
+    });
+    if (base == measured.end()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "emulated.n%d.b%d.json: there is no measured result of that batch size to compare with",
+          row.num_ranks, row.batch_size));
+    }
+    row.base_ranks = base->num_ranks;
+    row.speedup = base->ms / row.ms;
+    row.efficiency = row.speedup * row.base_ranks / row.num_ranks;
+  }
   return rows;
 }
 

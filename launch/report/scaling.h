@@ -27,6 +27,11 @@ struct ScalingRow {
 // By phase (prefill first), batch size, N.
 std::vector<ScalingRow> ScalingRows(const std::vector<LatencyResult>& results);
 
+// The same of emulated ranks, against the measured base of `measured`: speed-up and efficiency that
+// compute alone would have, an upper bound. InvalidArgument for a batch size that has no base.
+absl::StatusOr<std::vector<ScalingRow>> EmulatedRows(const std::vector<LatencyResult>& results,
+                                                     const std::vector<ScalingRow>& measured);
+
 struct ThroughputRow {
   ThroughputResult result;
   int base_ranks = 0;

@@ -124,6 +124,18 @@ class ScalingTest(Commands):
             self.assertEqual([(r["phase"], r["batch_size"], r["num_ranks"], float(r["value"])) for r in rows if r["section"] == section],
                              [(p["phase"], str(p["batch_size"]), str(p["num_ranks"]), p["fitted_ms"]) for p in fit[name]])
 
+    def check_emulated(self, report, out):
+        self.assertEqual([(r["phase"], r["batch_size"], r["num_ranks"]) for r in report["emulated"]],
+                         [(phase, batch, 3) for phase in ("prefill", "decode") for batch in (1, 3)])
+        for row in report["emulated"]:
+            result = json.loads((out / f"emulated.n3.b{row['batch_size']}.json").read_text())
+            self.assertEqual((result["emulated"], result["num_ranks"]), ({"tp_size": 3, "rank": 0}, 1))
+            base = next(r for r in report["latency"] if (r["phase"], r["batch_size"]) == (row["phase"], row["batch_size"]))
+            self.assertEqual(row["ms"], result["prefill_ms" if row["phase"] == "prefill" else "step_ms"]["median"])
+            self.assertTrue(math.isclose(row["speedup"], base["ms"] / row["ms"]))
+            self.assertTrue(math.isclose(row["efficiency"], row["speedup"] / 3))
+        self.assertIn("measured on one rank without all-reduces", (out / "report.html").read_text())
+
     def check_parts(self, report):
         """Parts are what a step is made of. Empty where this lockstep has no --profile, or no bench collectives."""
         for profile in report["profile"]:
@@ -149,7 +161,7 @@ class ScalingTest(Commands):
 
     def test_three_ns(self):
         out = self.folder / "a folder"
-        result = self.scaling("--ranks", "4,1,2", "--out", out, *self.SMALL)
+        result = self.scaling("--ranks", "4,1,2", "--emulate", "3", "--out", out, *self.SMALL)
         self.assertEqual(result.status, 0, result.err)
         self.assertEqual(result.out.decode().split("\n")[:3], [f"{out}/report.{form}" for form in ("json", "csv", "html")])
         report = json.loads((out / "report.json").read_text())
@@ -163,6 +175,7 @@ class ScalingTest(Commands):
             self.assertEqual((same["num_prompts"], same["num_same"], same["compared_tokens"], same["partings"]), (4, 4, 128, []))
             self.assertLess(same["max_logprob_difference"], 1e-4)
         self.check_csv(report, out)
+        self.check_emulated(report, out)
         self.check_fit(report, out)
         self.check_parts(report)
         self.assertEqual(bool(report["profile"]), b"--profile" in lockstep("bench", "latency", "--help").out)
@@ -235,6 +248,8 @@ class ScalingTest(Commands):
             refused("--ranks", ranks, "--out", out, pieces=[f"--ranks '{ranks}'"])
         refused("--ranks", "2,1,2", "--out", out, pieces=["2 is there twice"])
         refused("--ranks", "1,7", "--out", out, pieces=["7", "6"])  # more ranks than query heads
+        refused("--ranks", "1", "--emulate", "7", "--out", out, pieces=["7", "6"])
+        refused("--ranks", "1", "--emulate", "x", "--out", out, pieces=["--emulate 'x'"])
         refused("--out", out, pieces=["no --ranks"])
         refused("--ranks", "1", pieces=["no --out"])
         refused("--ranks", "1", "--out", out, "--repeats", "0", pieces=["--repeats '0'"])
