@@ -147,9 +147,10 @@ for n in "${ranks[@]}"; do
   plan_run "throughput.n$n.json" "$n" bench throughput "$model" --json --num-prompts "$num_prompts" "${lengths[@]}" "${engine[@]}"
   if [[ $kinds == *$'\n  collectives '* ]] && [ "$n" -gt 1 ]; then
     collectives=(bench collectives)
-    [[ $("$lockstep" bench collectives --help) != Usage:*collectives\ MODEL* ]] || collectives+=("$model")
+    help=$("$lockstep" bench collectives --help)
+    [[ $help != Usage:*collectives\ MODEL* ]] || collectives+=("$model")
     collectives+=(--json)
-    [ "$device" = auto ] || collectives+=(--device "$device")
+    [[ $device = auto || $help != *--device* ]] || collectives+=(--device "$device")
     plan_run "collectives.n$n.json" "$n" "${collectives[@]}"
   fi
   plan_run "generate.n$n.jsonl" "$n" generate "$model" --prompts "${prompts:-$out/$own_prompts}" --json --logprobs 2 --temperature 0 \
