@@ -43,6 +43,10 @@ CommandSpec VersionSpec(VersionOptions* options);
 // Groups of the commands that run an engine (engine_flags.cc).
 OptionGroup ModelGroup(EngineFlags* flags);
 std::vector<OptionGroup> EngineGroups(EngineFlags* flags);
+// Of a command that runs ranks without an engine, and a group of its own whose options every rank
+// must be given alike.
+OptionGroup JobGroup(EngineFlags* flags);
+OptionGroup KeptGroup(OptionGroup group, EngineFlags* flags);
 // Of those that measure one.
 OptionGroup EmulationGroup(EngineFlags* flags);
 // Of what was given together; what it says of the job, the engine checks.

@@ -40,6 +40,42 @@ OptionGroup Kept(OptionGroup group, EngineFlags* flags) {
   return group;
 }
 
+Option DeviceOption(EngineOptions* engine) {
+  return {"--device",
+          "DEVICE",
+          "auto, cpu or cuda. auto takes CUDA where every rank sees a GPU; each rank needs one of "
+          "its own.",
+          "auto",
+          false,
+          StoreDevice(&engine->device)};
+}
+
+Option WatchdogOption(EngineFlags* flags) {
+  return {"--watchdog-seconds",
+          "S",
+          "A rank that does not answer, or ranks that do not come further, for so long end the "
+          "job "
+          "with a message that names them; a rank that dies ends it at once. 1 to 86400; 0 turns "
+          "the watchdog off.",
+          absl::StrCat(flags->watchdog_seconds),
+          false,
+          StoreNumber(
+              &flags->watchdog_seconds, [](double x) { return x == 0 || (x >= 1 && x <= 86400); },
+              "1 to 86400, or 0")};
+}
+
+Option LogLevelOption(EngineFlags* flags) {
+  return {"--log-level",
+          "LEVEL",
+          "Messages on stderr: debug, info, warning or error.",
+          "info",
+          false,
+          StoreChoice(&flags->log_level, OptionChoices<LogLevel>{{"debug", LogLevel::kDebug},
+                                                                 {"info", LogLevel::kInfo},
+                                                                 {"warning", LogLevel::kWarning},
+                                                                 {"error", LogLevel::kError}})};
+}
+
 OptionGroup CudaGroup(EngineOptions* engine) {
   return {
       "CUDA",
@@ -145,10 +181,7 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            "as many as mpirun started", false, StoreInt(&flags->tp, 1, 65536)},
           {"--threads", "T", "Compute threads of each rank, 1 to 1024.",
            "cores of the host / ranks on it", false, StoreInt(&engine->num_threads, 1, 1024)},
-          {"--device", "DEVICE",
-           "auto, cpu or cuda. auto takes CUDA where every rank sees a GPU; each rank needs one of "
-           "its own.",
-           "auto", false, StoreDevice(&engine->device)},
+          DeviceOption(engine),
           {"--attention-backend", "NAME",
            "Attention implementation; an unknown name is answered with the list.",
            "the first that fits", false, StoreText(&engine->attention_backend)},
@@ -162,25 +195,12 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
            "Steps that are planned and sent before the tokens of the first of them are known, 1 or "
            "2.",
            "2 on cuda, 1 on cpu", false, StoreInt(&engine->steps_in_flight, 1, 2)},
-          {"--watchdog-seconds", "S",
-           "A rank that does not answer, or ranks that do not come further, for so long end the "
-           "job "
-           "with a message that names them; a rank that dies ends it at once. 1 to 86400; 0 turns "
-           "the watchdog off.",
-           absl::StrCat(flags->watchdog_seconds), false,
-           StoreNumber(
-               &flags->watchdog_seconds, [](double x) { return x == 0 || (x >= 1 && x <= 86400); },
-               "1 to 86400, or 0")},
+          WatchdogOption(flags),
       }};
   OptionGroup debug = {
       "Messages and checks",
       {
-          {"--log-level", "LEVEL", "Messages on stderr: debug, info, warning or error.", "info",
-           false,
-           StoreChoice(&flags->log_level, OptionChoices<LogLevel>{{"debug", LogLevel::kDebug},
-                                                                  {"info", LogLevel::kInfo},
-                                                                  {"warning", LogLevel::kWarning},
-                                                                  {"error", LogLevel::kError}})},
+          LogLevelOption(flags),
           {"--step-log", "FILE",
            "One JSON object a line and step: step, time, seconds, tokens, prompt_tokens, requests "
            "(a list of {id, choice, position, tokens, prompt_tokens}), waiting, running, "
@@ -204,6 +224,15 @@ std::vector<OptionGroup> EngineGroups(EngineFlags* flags) {
       }};
   return {Kept(std::move(run), flags), Kept(KvCacheGroup(engine), flags),
           Kept(CudaGroup(engine), flags), Kept(std::move(debug), flags)};
+}
+
+OptionGroup KeptGroup(OptionGroup group, EngineFlags* flags) {
+  return Kept(std::move(group), flags);
+}
+
+OptionGroup JobGroup(EngineFlags* flags) {
+  return Kept({"Job", {DeviceOption(&flags->engine), WatchdogOption(flags), LogLevelOption(flags)}},
+              flags);
 }
 
 OptionGroup EmulationGroup(EngineFlags* flags) {

@@ -125,11 +125,11 @@ if [ -z "$on_gpus" ] && [ "$largest" -gt "$cores" ]; then
   echo "$me: $largest ranks on $cores cores take turns: their times say nothing about more hardware" >&2
 fi
 
-# In the order in which they run: the baseline is whole before others begin.
-kinds=$("$lockstep" help bench)
+# The breakdown and the sums are of ranks on CPUs alone.
 has_profile=
 # Not piped into grep -q, which would end the help early.
-[[ $("$lockstep" bench latency --help) != *--profile* ]] || has_profile=1
+if [ -z "$on_gpus" ] && [[ $("$lockstep" bench latency --help) == *--profile* ]]; then has_profile=1; fi
+# In the order in which they run: the baseline is whole before others begin.
 files=() of_ranks=() commands=()
 # plan_run FILE RANKS ARG...
 plan_run() {
@@ -145,13 +145,8 @@ for n in "${ranks[@]}"; do
     [ -z "$has_profile" ] || plan_run "profile.n$n.b$b.json" "$n" "${latency[@]}" --batch-size "$b" --profile "${engine[@]}"
   done
   plan_run "throughput.n$n.json" "$n" bench throughput "$model" --json --num-prompts "$num_prompts" "${lengths[@]}" "${engine[@]}"
-  if [[ $kinds == *$'\n  collectives '* ]] && [ "$n" -gt 1 ]; then
-    collectives=(bench collectives)
-    help=$("$lockstep" bench collectives --help)
-    [[ $help != Usage:*collectives\ MODEL* ]] || collectives+=("$model")
-    collectives+=(--json)
-    [[ $device = auto || $help != *--device* ]] || collectives+=(--device "$device")
-    plan_run "collectives.n$n.json" "$n" "${collectives[@]}"
+  if [ -z "$on_gpus" ] && [ "$n" -gt 1 ]; then
+    plan_run "collectives.n$n.json" "$n" bench collectives --json --device cpu
   fi
   plan_run "generate.n$n.jsonl" "$n" generate "$model" --prompts "${prompts:-$out/$own_prompts}" --json --logprobs 2 --temperature 0 \
     --generation-config none --ignore-eos --max-tokens 32 "${engine[@]}"

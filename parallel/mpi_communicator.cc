@@ -62,6 +62,8 @@ class MpiCommunicator : public Communicator {
   }
   absl::Status Barrier() override { return Done(shared_ ? shared_->Barrier() : mpi_.Barrier()); }
 
+  bool shares_memory() const { return shared_.has_value(); }
+
  private:
   MpiCommunicator(int rank, int size, int ranks_on_host, const std::string& host)
       : rank_(rank),
@@ -240,6 +242,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator() {
   // A launcher of another MPI, or of another version, whose words this one does not understand.
   if (communicator->size() == 1) LOCKSTEP_RETURN_IF_ERROR(CheckAloneOnPurpose());
   return communicator;
+}
+
+std::string_view TransportOf(const Communicator& communicator) {
+  const auto* const mpi = dynamic_cast<const MpiCommunicator*>(&communicator);
+  return mpi != nullptr && !mpi->shares_memory() ? "mpi" : "shared memory";
 }
 
 void AbortJob(int exit_status) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "parallel/communicator.h"
 
@@ -24,6 +25,9 @@ namespace lockstep {
 // FailedPrecondition when Slurm or a PMI launcher says that there are several processes, of which
 // MPI knows nothing, Internal when MPI fails.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator();
+
+// What moves the data of a communicator that CreateMpiCommunicator made: "shared memory" or "mpi".
+std::string_view TransportOf(const Communicator& communicator);
 
 // Whether mpirun or srun --mpi=pmix started this process. Needs no MPI.
 bool StartedByLauncher();

@@ -17,13 +17,17 @@ constexpr BenchKind kKinds[] = {
     {"serve", false, [](BenchOptions* options) { return ServeBenchSpec(&options->serve); },
      [](const BenchOptions& options) { return CheckServeBench(options.serve); },
      [](const BenchOptions& options) { return RunServeBench(options.serve); }},
+    {"collectives", true,
+     [](BenchOptions* options) { return CollectivesBenchSpec(&options->collectives); },
+     [](const BenchOptions&) { return absl::OkStatus(); },
+     [](const BenchOptions& options) { return RunCollectivesBench(options.collectives); }},
 };
 
 std::string KindsHelp() {
   std::string text = "Usage: [mpirun -np N] lockstep bench KIND ...\n\nKinds:\n";
   for (const BenchKind& kind : kKinds) {
     BenchOptions options;
-    absl::StrAppend(&text, absl::StrFormat("  %-11s %s\n", kind.name, kind.spec(&options).summary));
+    absl::StrAppend(&text, absl::StrFormat("  %-12s %s\n", kind.name, kind.spec(&options).summary));
   }
   absl::StrAppend(&text, "\n'lockstep bench KIND --help' explains a kind and its options.\n");
   return text;
@@ -91,7 +95,10 @@ absl::StatusOr<BenchOptions> ParseBench(std::span<const std::string> args, std::
   BenchOptions options;
   options.kind = kind;
   const std::string command = absl::StrCat("bench ", kind->name);
-  options.latency.engine.command = options.throughput.engine.command = command;
+  for (EngineFlags* flags :
+       {&options.latency.engine, &options.throughput.engine, &options.collectives.engine}) {
+    flags->command = command;
+  }
   const absl::Status status = ParseKind(*kind, args.subspan(1), &options, help);
   if (status.ok()) return options;
   return absl::Status(status.code(), absl::StrFormat("%s\nTry 'lockstep %s --help'.",

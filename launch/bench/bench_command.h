@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "launch/bench/collectives_bench.h"
 #include "launch/bench/latency_bench.h"
 #include "launch/bench/serve_bench.h"
 #include "launch/bench/throughput_bench.h"
@@ -30,12 +31,14 @@ struct BenchOptions {
   LatencyBenchOptions latency;
   ThroughputBenchOptions throughput;
   ServeBenchOptions serve;
+  CollectivesBenchOptions collectives;
 };
 
 // What follows "bench" on the command line. When that asks for help, `help` gets the text, and the
 // options are of no use. InvalidArgument otherwise, with the help command to try at its end.
 absl::StatusOr<BenchOptions> ParseBench(std::span<const std::string> args, std::string* help);
 
-inline constexpr char kBenchSummary[] = "measures latency, throughput, and servers";
+inline constexpr char kBenchSummary[] =
+    "measures latency, throughput, servers, and sums between ranks";
 
 }  // namespace lockstep

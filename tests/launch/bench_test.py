@@ -196,6 +196,38 @@ class BenchThroughputTest(Bench):
         self.assert_refused(run("--input-len", 4096, "--num-prompts", 1), "4224", "4096")
 
 
+class BenchCollectivesTest(Bench):
+    def test_numbers_agree(self):
+        for ranks, transport in ((2, "auto"), (3, "auto"), (4, "mpi")):
+            with unittest.mock.patch.dict(os.environ, LOCKSTEP_COLLECTIVES=transport):
+                r = self.bench("collectives", "--device", "cpu", "--sizes", "4,1K,20K,1M", "--repeats", 7, "--warmup", 1, ranks=ranks)
+            self.assertEqual((r["kind"], r["num_ranks"], r["ranks_on_host"], r["device"]), ("collectives", ranks, ranks, "cpu"))
+            self.assertGreater(r["link_bytes_per_second"], 0)
+            self.assertEqual([row["bytes"] for row in r["rows"]], [4, 1024, 20480, 1 << 20])
+            for row in r["rows"]:
+                self.assertEqual(row["algorithm"], "mpi" if transport == "mpi" else "shared memory")
+                self.check_statistics(row["us"], 7)
+                self.assertAlmostEqual(row["algbw"] * row["us"]["median"] / 1e6, row["bytes"], places=3)
+                self.assertAlmostEqual(row["busbw"] / row["algbw"], 2 * (ranks - 1) / ranks)
+
+    def test_a_table_for_people(self):
+        result = lockstep("bench", "collectives", "--device", "cpu", "--repeats", 2, "--warmup", 0, ranks=2)
+        self.assertEqual(result.status, 0, result.err)
+        text = result.out.decode()
+        for piece in ("2 ranks, cpu, through shared memory", "busbw GB/s", "16777216 ", "One thread copies 64 MiB"):
+            self.assertIn(piece, text)
+
+    def test_refusals(self):
+        run = lambda *args, ranks=2: lockstep("bench", "collectives", "--device", "cpu", *args, ranks=ranks)
+        self.assert_refused(run(ranks=None), "needs several ranks")
+        self.assert_refused(run(ranks=1), "needs several ranks")
+        for sizes in ("3", "2G", "", "4,,8", "x"):
+            self.assert_refused(run("--sizes", sizes), "--sizes")
+        self.assert_refused(run("--repeats", 0), "--repeats 0")
+        self.assert_refused(run("model"), "takes options alone")
+        self.assertEqual(lockstep("bench", "collectives", "--device", "cuda", ranks=2).status, 2)
+
+
 class BenchServeTest(Bench):
     def test_our_own_server(self):
         for ranks in (1, 2):

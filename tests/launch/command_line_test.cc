@@ -498,7 +498,7 @@ TEST(CommandLine, BenchHelpAndRefusals) {
   }
   EXPECT_EQ(Refusal({"bench", "throuhgput"}),
             "there is no benchmark 'throuhgput', did you mean throughput?; known: latency, "
-            "throughput, serve\nTry 'lockstep help bench'.");
+            "throughput, serve, collectives\nTry 'lockstep help bench'.");
   EXPECT_EQ(Refusal({"bench", "serve", "x"}),
             "unexpected argument 'x'; bench serve takes options alone\nTry 'lockstep bench serve "
             "--help'.");
