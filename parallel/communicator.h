@@ -27,6 +27,8 @@ class Communicator {
   virtual std::string host() const = 0;
   // Ranks of this job on this rank's host (>= 1), to share out its cores.
   virtual int ranks_on_host() const = 0;
+  // The lowest of them: it tells hosts apart whose names are the same.
+  virtual int first_rank_on_host() const = 0;
 
   // COLLECTIVE. In place: data[i] = sum over ranks, the same bits on all. float32 [count].
   virtual absl::Status AllReduceSum(float* data, int64_t count) = 0;

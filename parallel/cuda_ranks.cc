@@ -17,7 +17,12 @@ struct WireRank {
   int64_t num_devices;
   char gpu_name[256];
   int64_t num_multiprocessors;
+  int64_t first_rank_on_host;
 };
+
+bool OnSameHost(const CudaRank& a, const CudaRank& b) {
+  return a.first_rank_on_host == b.first_rank_on_host && a.host == b.host;
+}
 
 void CopyText(const std::string& text, std::span<char> to) {
   const size_t length = std::min(text.size(), to.size() - 1);
@@ -35,13 +40,14 @@ absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator
   send.num_devices = mine.num_devices;
   CopyText(mine.gpu_name, send.gpu_name);
   send.num_multiprocessors = mine.num_multiprocessors;
+  send.first_rank_on_host = mine.first_rank_on_host;
   std::vector<WireRank> received(communicator.size());
   LOCKSTEP_RETURN_IF_ERROR(communicator.AllGather(&send, sizeof(send), received.data()));
   std::vector<CudaRank> ranks;
   ranks.reserve(received.size());
   for (const WireRank& rank : received) {
-    ranks.push_back(
-        {rank.host, rank.uuid, rank.num_devices, rank.gpu_name, rank.num_multiprocessors});
+    ranks.push_back({rank.host, rank.uuid, rank.num_devices, rank.gpu_name,
+                     rank.num_multiprocessors, rank.first_rank_on_host});
   }
   return ranks;
 }
@@ -49,7 +55,7 @@ absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator
 int LocalRank(std::span<const CudaRank> ranks, int rank) {
   return static_cast<int>(
       std::count_if(ranks.begin(), ranks.begin() + rank,
-                    [&](const CudaRank& other) { return other.host == ranks[rank].host; }));
+                    [&](const CudaRank& other) { return OnSameHost(other, ranks[rank]); }));
 }
 
 int DeviceIndex(int local_rank, int64_t num_devices) {
@@ -63,7 +69,7 @@ absl::Status CheckOneGpuPerRank(std::span<const CudaRank> ranks) {
     std::string members;
     int64_t count = 0, without = 0, visible = 0;
     for (size_t r = 0; r < ranks.size(); ++r) {
-      if (ranks[r].host != first.host) continue;
+      if (!OnSameHost(ranks[r], first)) continue;
       ++count;
       absl::StrAppend(&members, members.empty() ? "" : ", ", r);
       if (ranks[r].uuid.empty())
@@ -105,7 +111,10 @@ absl::Status CheckSameKindOfGpu(std::span<const CudaRank> ranks) {
 }
 
 absl::StatusOr<CudaBinding> BindCudaDevice(Communicator& communicator) {
-  CudaRank mine = {communicator.host(), "", NumCudaDevices()};
+  CudaRank mine = {.host = communicator.host(),
+                   .uuid = "",
+                   .num_devices = NumCudaDevices(),
+                   .first_rank_on_host = communicator.first_rank_on_host()};
   LOCKSTEP_RETURN_IF_ERROR(Agree(communicator, FindCudaDevice()));
   LOCKSTEP_ASSIGN_OR_RETURN(std::vector<CudaRank> ranks, GatherCudaRanks(communicator, mine));
   CudaBinding binding;

@@ -19,13 +19,14 @@ struct CudaRank {
   int64_t num_devices = 0;  // that it may see
   std::string gpu_name = {};
   int64_t num_multiprocessors = 0;
+  int64_t first_rank_on_host = 0;  // Communicator's
 };
 
 // COLLECTIVE. What every rank says, in rank order.
 absl::StatusOr<std::vector<CudaRank>> GatherCudaRanks(Communicator& communicator,
                                                       const CudaRank& mine);
 
-// Ranks before `rank` on its host.
+// Ranks before `rank` on its host: those of the same name and the same first rank.
 int LocalRank(std::span<const CudaRank> ranks, int rank);
 
 // The index of the device to take, or -1 where there are too few: 0 when exactly one is visible (a

@@ -24,6 +24,7 @@ class LocalCommunicator : public Communicator {
     return name;
   }
   int ranks_on_host() const override { return size_; }
+  int first_rank_on_host() const override { return 0; }
 
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return shared_.AllReduceSum(data, count);

@@ -29,6 +29,12 @@ std::atomic<bool> ranks_elsewhere = false;
 // The launcher needs 3 s where all hosts can be reached.
 constexpr std::chrono::seconds kLauncherPatience(5);
 
+// The ranks of this rank's host: those that MPI finds to share its memory.
+struct HostRanks {
+  int count = 0;
+  int first = 0;  // the lowest
+};
+
 class MpiCommunicator : public Communicator {
  public:
   // After MPI_Init.
@@ -38,7 +44,8 @@ class MpiCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string host() const override { return host_; }
-  int ranks_on_host() const override { return ranks_on_host_; }
+  int ranks_on_host() const override { return host_ranks_.count; }
+  int first_rank_on_host() const override { return host_ranks_.first; }
 
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return Done(shared_ ? shared_->AllReduceSum(data, count) : mpi_.AllReduceSum(data, count));
@@ -65,10 +72,10 @@ class MpiCommunicator : public Communicator {
   bool shares_memory() const { return shared_.has_value(); }
 
  private:
-  MpiCommunicator(int rank, int size, int ranks_on_host, const std::string& host)
+  MpiCommunicator(int rank, int size, const HostRanks& host_ranks, const std::string& host)
       : rank_(rank),
         size_(size),
-        ranks_on_host_(ranks_on_host),
+        host_ranks_(host_ranks),
         host_(host),
         mpi_(MPI_COMM_WORLD, rank, size) {}
 
@@ -82,7 +89,7 @@ class MpiCommunicator : public Communicator {
 
   const int rank_;
   const int size_;
-  const int ranks_on_host_;
+  const HostRanks host_ranks_;
   const std::string host_;
   bool broken_ = false;
   MpiCollectives mpi_;
@@ -90,14 +97,16 @@ class MpiCommunicator : public Communicator {
   std::optional<SharedCollectives> shared_;  // in block_; absent: through MPI
 };
 
-absl::StatusOr<int> CountRanksOnHost() {
+// COLLECTIVE.
+absl::StatusOr<HostRanks> FindHostRanks(int rank) {
   MPI_Comm host_comm;
   LOCKSTEP_RETURN_IF_MPI_ERROR(
       MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_comm));
-  int count = 0;
-  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(host_comm, &count));
+  HostRanks ranks;
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(host_comm, &ranks.count));
+  LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Allreduce(&rank, &ranks.first, 1, MPI_INT, MPI_MIN, host_comm));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_free(&host_comm));
-  return count;
+  return ranks;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
@@ -107,10 +116,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Create() {
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Comm_size(MPI_COMM_WORLD, &size));
   LOCKSTEP_RETURN_IF_MPI_ERROR(MPI_Get_processor_name(name, &name_length));
-  LOCKSTEP_ASSIGN_OR_RETURN(const int ranks_on_host, CountRanksOnHost());
+  LOCKSTEP_ASSIGN_OR_RETURN(const HostRanks host_ranks, FindHostRanks(rank));
   std::unique_ptr<MpiCommunicator> communicator(
-      new MpiCommunicator(rank, size, ranks_on_host, std::string(name, name_length)));
-  ranks_elsewhere = ranks_on_host < size;
+      new MpiCommunicator(rank, size, host_ranks, std::string(name, name_length)));
+  ranks_elsewhere = host_ranks.count < size;
   LOCKSTEP_RETURN_IF_ERROR(communicator->TellHosts());
   LOCKSTEP_RETURN_IF_ERROR(communicator->ShareMemory());
   return communicator;
@@ -160,7 +169,7 @@ absl::Status MpiCommunicator::ShareMemory() {
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(*this, status));
   // A rank may have another environment, and ranks of one host see only their own.
-  const int64_t mine = choice == "auto" && ranks_on_host_ == size_;
+  const int64_t mine = choice == "auto" && host_ranks_.count == size_;
   std::vector<int64_t> wanted(size_);
   LOCKSTEP_RETURN_IF_ERROR(AllGather(&mine, sizeof(mine), wanted.data()));
   if (size_ == 1 || std::count(wanted.begin(), wanted.end(), 1) != size_) return absl::OkStatus();

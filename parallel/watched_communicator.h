@@ -17,6 +17,7 @@ class WatchedCommunicator : public Communicator {
   int size() const override { return inner_.size(); }
   std::string host() const override { return inner_.host(); }
   int ranks_on_host() const override { return inner_.ranks_on_host(); }
+  int first_rank_on_host() const override { return inner_.first_rank_on_host(); }
 
   absl::Status AllReduceSum(float* data, int64_t count) override;
   absl::Status AllGather(const void* send, int64_t bytes, void* recv) override;

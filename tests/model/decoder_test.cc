@@ -309,6 +309,7 @@ class FailingCommunicator : public Communicator {
   int size() const override { return 1; }
   std::string host() const override { return "here"; }
   int ranks_on_host() const override { return 1; }
+  int first_rank_on_host() const override { return rank(); }
   absl::Status AllReduceSum(float*, int64_t) override {
     return sums_-- > 0 ? absl::OkStatus() : absl::AbortedError("rank 1 is gone");
   }

@@ -43,6 +43,7 @@ class ShortMessages : public Communicator {
   int size() const override { return job_.size(); }
   std::string host() const override { return job_.host(); }
   int ranks_on_host() const override { return job_.ranks_on_host(); }
+  int first_rank_on_host() const override { return job_.first_rank_on_host(); }
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return mpi_.AllReduceSum(data, count);
   }
@@ -84,6 +85,10 @@ TEST(MpiCommunicatorTest, LauncherAndCommunicatorCountAlike) {
   }
   if (const char* size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) {
     EXPECT_EQ(job->ranks_on_host(), atoi(size));
+    if (atoi(size) == job->size()) {
+      EXPECT_EQ(job->first_rank_on_host(), 0);
+    }
+    EXPECT_LE(job->first_rank_on_host(), job->rank());
   }
   EXPECT_FALSE(job->host().empty());
 }

@@ -22,6 +22,17 @@ TEST(CudaRanksTest, LocalRankCountsRanksOfTheSameHost) {
   for (int rank = 0; rank < 5; ++rank) EXPECT_EQ(LocalRank(ranks, rank), expected[rank]);
 }
 
+// Containers and images of one disk often have one name on every machine.
+TEST(CudaRanksTest, HostsOfOneNameAreToldApart) {
+  const auto rank = [](int64_t first_rank_on_host, const char* uuid) {
+    return CudaRank{"node", uuid, 2, "H200", 132, first_rank_on_host};
+  };
+  const std::vector<CudaRank> ranks = {rank(0, "0"), rank(0, "1"), rank(2, "0"), rank(2, "1")};
+  const int expected[] = {0, 1, 0, 1};
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(LocalRank(ranks, r), expected[r]);
+  EXPECT_TRUE(CheckOneGpuPerRank(ranks).ok());
+}
+
 TEST(CudaRanksTest, OneGpuARankIsFine) {
   EXPECT_TRUE(CheckOneGpuPerRank(std::vector<CudaRank>{{"a", "0", 1}}).ok());
   // The same identifier on another host is another GPU.

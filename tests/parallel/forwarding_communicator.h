@@ -19,6 +19,7 @@ class ForwardingCommunicator : public Communicator {
   int size() const override { return inner_.size(); }
   std::string host() const override { return inner_.host(); }
   int ranks_on_host() const override { return inner_.ranks_on_host(); }
+  int first_rank_on_host() const override { return inner_.first_rank_on_host(); }
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return inner_.AllReduceSum(data, count);
   }

@@ -38,6 +38,7 @@ class LoneCommunicator : public Communicator {
   int size() const override { return 1; }
   std::string host() const override { return ""; }
   int ranks_on_host() const override { return 1; }
+  int first_rank_on_host() const override { return rank(); }
   absl::Status AllReduceSum(float*, int64_t) override { return absl::OkStatus(); }
   absl::Status AllGather(const void* send, int64_t bytes, void* recv) override {
     std::memcpy(recv, send, static_cast<size_t>(bytes));
