@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "launch/report/json_fields.h"
+#include "launch/report/result_fields.h"
 #include "runtime/core/file.h"
 
 namespace lockstep {
@@ -21,7 +21,7 @@ absl::Status CheckName(const std::string& file, const std::string& expected) {
 }
 
 // Half of the way from least to most, over the median.
-double Spread(JsonFields& fields, const std::string& name) {
+double Spread(ResultFields& fields, const std::string& name) {
   const double median = fields.Number(name + "/median");
   const double width = fields.Number(name + "/max") - fields.Number(name + "/min");
   return median > 0 ? width / 2 / median : 0;
@@ -29,7 +29,7 @@ double Spread(JsonFields& fields, const std::string& name) {
 
 absl::StatusOr<LatencyResult> ParseLatency(const OrderedJson& json, const std::string& where,
                                            bool emulated) {
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   if (fields.Text("kind") != "latency") {
     return absl::InvalidArgumentError(where + ": no result of `lockstep bench latency --json`");
   }
@@ -67,7 +67,7 @@ absl::StatusOr<LatencyResult> ParseLatency(const OrderedJson& json, const std::s
 
 absl::StatusOr<ThroughputResult> ParseThroughput(const OrderedJson& json,
                                                  const std::string& where) {
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   ThroughputResult result;
   result.num_ranks = static_cast<int>(fields.Integer("num_ranks", 1, kMaxRanks));
   result.num_requests = fields.Integer("num_requests", 1);
@@ -82,10 +82,10 @@ absl::StatusOr<ThroughputResult> ParseThroughput(const OrderedJson& json,
 absl::Status ParsePhase(const OrderedJson& json, const std::string& where, ProfileResult result,
                         std::vector<ProfileResult>* out) {
   if (json.is_null()) return absl::OkStatus();  // no step of this phase
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   result.steps = fields.Integer("steps", 0);
   for (const OrderedJson& rank : fields.Array("ranks")) {
-    JsonFields of_rank(rank, where);
+    ResultFields of_rank(rank, where);
     ProfileResult::Rank one;
     one.rank = static_cast<int>(of_rank.Integer("rank", 0, kMaxRanks));
     one.host = of_rank.Text("host");
@@ -117,7 +117,7 @@ absl::Status ParsePhase(const OrderedJson& json, const std::string& where, Profi
 
 absl::Status ParseProfile(const OrderedJson& json, const std::string& where,
                           std::vector<ProfileResult>* out) {
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   ProfileResult result;
   result.num_ranks = static_cast<int>(fields.Integer("num_ranks", 1, kMaxRanks));
   result.batch_size = fields.Integer("batch_size", 1);
@@ -138,10 +138,10 @@ absl::Status ParseProfile(const OrderedJson& json, const std::string& where,
 
 absl::Status ParseCollectives(const OrderedJson& json, const std::string& where,
                               std::vector<CollectiveResult>* out) {
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   const int num_ranks = static_cast<int>(fields.Integer("num_ranks", 1, kMaxRanks));
   for (const OrderedJson& row : fields.Array("rows")) {
-    JsonFields of_row(row, where + ": rows");
+    ResultFields of_row(row, where + ": rows");
     CollectiveResult result;
     result.num_ranks = num_ranks;
     result.algorithm = of_row.Text("algorithm");
@@ -157,12 +157,12 @@ absl::Status ParseCollectives(const OrderedJson& json, const std::string& where,
 
 absl::StatusOr<GeneratedToken> ParseToken(const OrderedJson& json, const std::string& where) {
   constexpr int64_t kMaxId = INT32_MAX;
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   GeneratedToken token;
   token.id = static_cast<int32_t>(fields.Integer("token_id", 0, kMaxId));
   if (json.contains("logprob") && json["logprob"].is_number()) token.logprob = json["logprob"];
   for (const OrderedJson& candidate : fields.Array("top")) {
-    JsonFields of_candidate(candidate, where);
+    ResultFields of_candidate(candidate, where);
     const auto id = static_cast<int32_t>(of_candidate.Integer("token_id", 0, kMaxId));
     LOCKSTEP_RETURN_IF_ERROR(of_candidate.status());
     // null stands for minus infinity, which is no candidate for anything.
@@ -185,7 +185,7 @@ absl::StatusOr<GeneratedAnswers> ParseAnswers(const std::string& text, const std
     LOCKSTEP_ASSIGN_OR_RETURN(const OrderedJson json,
                               ParseOrderedJson(text.substr(begin, end - begin), line));
     begin = end + 1;
-    JsonFields fields(json, line);
+    ResultFields fields(json, line);
     // The lines come in the order of the prompts; a missing one would compare wrong pairs.
     fields.Integer("prompt_index", std::ssize(result.answers), std::ssize(result.answers));
     std::vector<GeneratedToken>& answer = result.answers.emplace_back();
@@ -199,7 +199,7 @@ absl::StatusOr<GeneratedAnswers> ParseAnswers(const std::string& text, const std
 }
 
 absl::Status ParsePlan(const OrderedJson& json, const std::string& where, ReportData* data) {
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   constexpr int64_t kMax = int64_t{1} << 31;
   ModelConfig shape;
   shape.model_type = fields.Text("model_type");
@@ -260,7 +260,7 @@ absl::Status FolderReader::ReadResult(const std::string& name, const std::string
     return CheckName(name,
                      absl::StrFormat("profile.n%d.b%d.json", result.num_ranks, result.batch_size));
   }
-  JsonFields fields(json, where);
+  ResultFields fields(json, where);
   const int64_t num_ranks = fields.Integer("num_ranks", 1, kMaxRanks);
   LOCKSTEP_RETURN_IF_ERROR(fields.status());
   LOCKSTEP_RETURN_IF_ERROR(CheckName(name, absl::StrFormat("%s.n%d.json", kind, num_ranks)));

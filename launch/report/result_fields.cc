@@ -1,10 +1,10 @@
-#include "launch/report/json_fields.h"
+#include "launch/report/result_fields.h"
 
 #include <cmath>
 
 namespace lockstep {
 
-const OrderedJson* JsonFields::Find(std::string_view path) const {
+const OrderedJson* ResultFields::Find(std::string_view path) const {
   const OrderedJson* at = &json_;
   while (true) {
     const size_t slash = path.find('/');
@@ -17,13 +17,13 @@ const OrderedJson* JsonFields::Find(std::string_view path) const {
   }
 }
 
-void JsonFields::Fail(std::string_view path, std::string_view wanted) {
+void ResultFields::Fail(std::string_view path, std::string_view wanted) {
   if (!status_.ok()) return;
   status_ = absl::InvalidArgumentError(
       absl::StrFormat("%s: \"%s\" must be there and be %s", where_, path, wanted));
 }
 
-double JsonFields::Number(std::string_view path) {
+double ResultFields::Number(std::string_view path) {
   const OrderedJson* const value = Find(path);
   if (value != nullptr && value->is_number()) {
     const double number = value->get<double>();
@@ -33,13 +33,13 @@ double JsonFields::Number(std::string_view path) {
   return 0;
 }
 
-std::optional<double> JsonFields::NumberOrNull(std::string_view path) {
+std::optional<double> ResultFields::NumberOrNull(std::string_view path) {
   const OrderedJson* const value = Find(path);
   if (value == nullptr || value->is_null()) return std::nullopt;
   return Number(path);
 }
 
-int64_t JsonFields::Integer(std::string_view path, int64_t min, int64_t max) {
+int64_t ResultFields::Integer(std::string_view path, int64_t min, int64_t max) {
   const OrderedJson* const value = Find(path);
   if (value != nullptr && value->is_number_integer()) {
     const int64_t number = value->get<int64_t>();
@@ -49,14 +49,14 @@ int64_t JsonFields::Integer(std::string_view path, int64_t min, int64_t max) {
   return min;
 }
 
-std::string JsonFields::Text(std::string_view path) {
+std::string ResultFields::Text(std::string_view path) {
   const OrderedJson* const value = Find(path);
   if (value != nullptr && value->is_string()) return value->get<std::string>();
   Fail(path, "a string");
   return "";
 }
 
-const OrderedJson& JsonFields::Array(std::string_view path) {
+const OrderedJson& ResultFields::Array(std::string_view path) {
   static const OrderedJson kEmpty = OrderedJson::array();
   const OrderedJson* const value = Find(path);
   if (value != nullptr && value->is_array()) return *value;

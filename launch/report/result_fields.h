@@ -11,10 +11,11 @@
 
 namespace lockstep {
 
-class JsonFields {
+class ResultFields {
  public:
   // `json` must outlive this. `where` names it in errors.
-  JsonFields(const OrderedJson& json, std::string where) : json_(json), where_(std::move(where)) {}
+  ResultFields(const OrderedJson& json, std::string where)
+      : json_(json), where_(std::move(where)) {}
 
   // `path` is a name, or names joined by "/".
   double Number(std::string_view path);  // finite, 0 or more
